@@ -66,12 +66,12 @@ def join(address: str, study: Study, cfg: DictConfig, number: int) -> Robot:
         raise UserError(f"study {study.name}: its parts are of several games; programs play studies of one game.")
     (module,) = modules.values()
 
-    def player(seed: int) -> Player:
-        made: Player = module.make_player(cfg.player, seed)
+    def player(seed: int, role: str) -> Player:
+        made: Player = module.make_player(cfg.player, seed, role)
         return made
 
     try:
-        player(0)
+        player(0, "")
     except ValueError as error:
         raise UserError(f"player={cfg.player}: {error}") from error
     token = "" if cfg.token is None else str(cfg.token)

@@ -20,6 +20,7 @@ from marl.agents.base import Player
 from marl.common.errors import UserError
 
 PATIENCE = 120.0  # seconds that an opponent may take
+ROLE = re.compile(r"You are \w+, an? (\w+)")
 CLAIM = re.compile(r"(\d+) books, (\d+) hats, (\d+) balls")
 
 
@@ -69,9 +70,9 @@ class GamePage(HTMLParser):
 
 
 class Robot:
-    """One person of a study: consents, plays by `player(seed)` until it may play no more, and finishes."""
+    """One person of a study: consents, plays by `player(seed, role)` until it may play no more, and finishes."""
 
-    def __init__(self, address: str, player: Callable[[int], Player], seed: int, token: str = "") -> None:
+    def __init__(self, address: str, player: Callable[[int, str], Player], seed: int, token: str = "") -> None:
         logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs a line for each request
         self.client = httpx2.Client(base_url=address, follow_redirects=True, timeout=PATIENCE)
         self.player, self.seed, self.token = player, seed, token
@@ -92,7 +93,8 @@ class Robot:
         if not found.url.path.startswith("/play/"):
             return False
         address, page = found.url.path, GamePage(found.text)
-        player = self.player(self.seed * 1000 + number)
+        role = ROLE.search(page.rules)
+        player = self.player(self.seed * 1000 + number, role[1] if role else "negotiator")
         opened, heard = False, 0
         until = time.monotonic() + PATIENCE
         while page.state in ("waiting", "yours"):
@@ -104,7 +106,9 @@ class Robot:
             text = "\n".join([*([] if opened else [page.rules]), *page.heard[heard:]])
             opened, heard = True, len(page.heard)
             began = time.monotonic()
-            page = GamePage(self._post(address, number=page.number, **form_of(player.reply(text), page)).text)
+            page = GamePage(
+                self._post(address, number=page.number, **form_of(player.reply(text, tuple(page.choices)), page)).text
+            )
             while page.state == "waiting" and time.monotonic() < began + PATIENCE:
                 page = GamePage(self._get(f"{address}/live").text)
             self.seconds.append(time.monotonic() - began)

@@ -377,6 +377,21 @@ def test_a_simulation_recovers_a_known_difference(tmp_path: Path) -> None:
     assert (row["people"], row["games"]) == ("10", "200")
 
 
+def test_programs_play_among_us_too(tmp_path: Path) -> None:
+    """A won game is a point; whoever is the imposter or a crewmate is told so by the page, and plays as one."""
+    quick = {"max_steps": 60, "cooldown": 1, "messages_each": 1}
+    conditions = {seat: {"opponent": "careful", "seat": seat} for seat in ("crewmate", "imposter")}
+    written(tmp_path, parts={"one": {"game": "among_us", "env": quick, "conditions": conditions}})
+    settings = (f"runs={tmp_path}", f"protocol={tmp_path}/small.yaml")
+    web_simulate.main(configure("web_simulate", *settings, "plays=2", "people=1", "player=careful", "device=cpu"))
+    export = web_export.main(configure("web_export", *settings, "simulated=true"))
+    games = rows(export / "simulated_games.csv")
+    assert {g["condition"] for g in games} == {"crewmate", "imposter"} and {g["state"] for g in games} == {"over"}
+    for game in games:
+        assert float(game["score"]) == (game["won"] == "True")
+        assert float(game["pay"]) == pytest.approx(0.1 + 0.2 * (game["won"] == "True"))
+
+
 @pytest.mark.slow
 def test_the_shipped_study_plays_with_checkpoints_along_filtered_cloning(tmp_path: Path) -> None:
     """Small runs of filtered cloning with the names and checkpoints that conf/study_page/dond_humans.yaml expects."""
