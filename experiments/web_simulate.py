@@ -81,10 +81,13 @@ def join(address: str, study: Study, cfg: DictConfig, number: int) -> Robot:
 
 
 def play_all(robot: Robot, count: int) -> None:
-    for number in range(count):
-        if not robot.play(number):
-            break
-    robot.finish()
+    try:
+        for number in range(count):
+            if not robot.play(number):
+                break
+        robot.finish()
+    finally:
+        robot.client.close()
 
 
 @contextmanager

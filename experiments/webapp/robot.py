@@ -103,7 +103,8 @@ class Robot:
                     raise UserError(f"{address}: the opponent has not replied for {PATIENCE:g} seconds.")
                 page = GamePage(self._get(f"{address}/live").text)
                 continue
-            text = "\n".join([*([] if opened else [page.rules]), *page.heard[heard:]])
+            lines = [*([] if opened else [page.rules]), *page.heard[heard:]]
+            text = "".join(line.rstrip("\n") + "\n" for line in lines)
             opened, heard = True, len(page.heard)
             began = time.monotonic()
             page = GamePage(
@@ -117,7 +118,6 @@ class Robot:
 
     def finish(self) -> None:
         self._post("/study/finish")
-        self.client.close()
 
     def _get(self, path: str) -> httpx2.Response:
         return checked(self.client.get(path))

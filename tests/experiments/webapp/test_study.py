@@ -28,6 +28,7 @@ from marl.agents.base import Agent
 from marl.agents.scripted.dond import make_player
 from marl.agents.text import TextAgent
 from marl.common.errors import UserError
+from marl.report.transcripts import read_episodes
 from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import Game, draw_games
@@ -412,5 +413,5 @@ def test_the_shipped_study_plays_with_checkpoints_along_filtered_cloning(tmp_pat
     assert set(Counter((g["part"], g["condition"]) for g in games).values()) == {2}
     played = {(g["condition"], g["opponent"].partition("@")[2]) for g in games}
     assert played == {(f"iteration_{n}", str(n)) for n in (0, 3, 6, 9, 12)}
-    names = {tuple(sorted(t["players"].values())) for t in map(json.loads, (export / "simulated_games.jsonl").open())}
+    names = {tuple(sorted(t["players"].values())) for t in read_episodes(export / "simulated_games.jsonl")}
     assert len(names) == 10 and not any("human" in each for each in names)
