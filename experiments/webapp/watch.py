@@ -161,8 +161,10 @@ def map_of(transcript: dict[str, Any]) -> dict[str, Any]:
                 )
                 deeds = "; ".join(str(deed) for deed in chapter.deeds if deed.step == step)
                 frames.append({"step": step, "at": at, "bodies": bodies, "text": deeds})
-        elif frames:
-            ejected = f"{chapter.ejected} is voted out" if chapter.ejected else "nobody is voted out"
-            frames.append({**frames[-1], "step": chapter.vote_step, "text": f"Discussion and vote: {ejected}"})
+        else:  # after the vote all stand in the start room, and the bodies are gone
+            living = [name for name in chapter.living if name != chapter.ejected]
+            told = f"discussion and vote: {chapter.ejected or 'nobody'} is voted out"
+            step = max(chapter.vote_step, chapter.step)
+            frames.append({"step": step, "at": dict.fromkeys(living, (width - 1) // 2), "bodies": {}, "text": told})
     rooms = [room_name((x, y)) for y in range(height) for x in range(width)]
     return {"width": width, "rooms": rooms, "frames": frames}

@@ -558,16 +558,16 @@ def test_the_map_follows_everybody(tmp_path: Path) -> None:
         ways, names = watch.map_of(transcript), transcript["facts"]["names"]
         bodies += sum(len(frame["bodies"]) for frame in ways["frames"])
         checked += check_rooms(ways, names, heard)
-    assert checked > 100 and bodies > 0
+    assert checked > 30 and bodies > 0
 
 
 def check_rooms(ways: dict, names: dict, heard: dict) -> int:
     """Compares the map with what was told to each player in the step after; returns the number of rooms."""
     checked = 0
-    for frame, later in zip(ways["frames"], ways["frames"][1:], strict=False):
+    for frame in ways["frames"]:
         for agent_name, name in names.items():
             room = heard.get((frame["step"] + 1, agent_name))
-            if room is not None and name in frame["at"] and not later["text"].startswith("Discussion"):
+            if room is not None and name in frame["at"]:
                 assert frame["at"][name] == room % 10 + room // 10 * ways["width"], (frame, name)
                 checked += 1
     return checked
@@ -704,7 +704,7 @@ def test_a_thousand_games_are_not_opened(tmp_path: Path) -> None:
 def test_a_model_that_does_not_fit_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     env = {"game": "dond", "style": "compact"}
     card = {"game": "dond", "base": None, "made_of": {"env": {"style": "compact"}}}
-    save_policy(tmp_path / "bases/little", tiny_policy(), card)
+    save_policy(tmp_path / "bases/little", tiny_policy(context=1024), card)
     opponents = Opponents(tmp_path, {"dond": env}, device=torch.device("cpu"), games=2)
     assert "bases/little" in [each.name for each in opponents.offered()]
     assert opponents.find("bases/little", "dond", plans=True).name == "bases/little+plan"
