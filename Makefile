@@ -18,7 +18,7 @@ TEST_ENV := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 WANDB_MODE=offline WANDB_SIL
 # A file's tests stay together, so that what they share is made once; long files come before the short ones of marl.
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help quickstart negotiation web test test-slow torture hostile lint docs format bench clean
+.PHONY: help quickstart negotiation web test test-slow test-browser torture hostile lint docs format bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,10 @@ test: $(STAMP) ## every test but the slow ones
 
 test-slow: $(STAMP) ## the slow tests
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -rs $(TWO) -m slow
+
+test-browser: $(STAMP) ## the web page in the Chromium of this machine, with every game by mouse, keyboard and on a phone
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev,browser]' --constraint constraints.txt
+	@$(TEST_ENV) $(BIN)/python -m pytest -q -rs tests/experiments/webapp/test_browser.py
 
 torture: $(STAMP) ## kill small runs of every kind at random moments, and compare their ends; hours
 	@$(TEST_ENV) $(BIN)/python -m tests.torture

@@ -1,8 +1,8 @@
-"""A web page to play, to watch recorded games and to follow runs: `python -m experiments.web`.
+"""A web page to play, to watch recorded games, to follow runs, or to run a study: `python -m experiments.web`.
 
 It answers on http://127.0.0.1:8700 to this machine alone. `host=0.0.0.0` lets others in and needs a `token`, which
 they type once. Games are kept in `out`/games.sqlite: a restart goes on with them. Finished games are recorded under
-`out`/episodes, and are among the games to watch.
+`out`/episodes, and are among the games to watch. With `protocol` the pages are those of a study with people, alone.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from omegaconf import DictConfig
 
 from experiments.launch.command import command
 from experiments.launch.terminal import say
-from experiments.setup.config import plain
+from experiments.setup.config import make, plain
 from experiments.setup.devices import pick_device
+from experiments.webapp.study import read_study, study_folder
+from marl.agents.chat import ChatAgent, ChatConfig
 from marl.common.errors import UserError, check_count, check_temperature, check_writable
+from marl.planning.planner import PlannerConfig
 from marl.rollout.games import env_maker
 
 SHORTEST = 8  # characters of a token
@@ -31,8 +34,7 @@ def main(cfg: DictConfig) -> None:
     except ImportError as error:
         raise UserError("The web page needs uvicorn and starlette. Install them: pip install -e '.[web]'") from error
     check(cfg)
-    out = Path(cfg.out)
-    check_writable(out, "out")
+    check_writable(folder_of(cfg), "out")
     listening = listen(cfg.host, cfg.port)
     try:
         app, shut = site(cfg)
@@ -60,10 +62,29 @@ def check(cfg: DictConfig) -> None:
         raise UserError(f"token: must have at least {SHORTEST} characters. Choose a longer one.")
     if cfg.host not in ("127.0.0.1", "localhost", "::1") and cfg.token is None:
         raise UserError(f"host={cfg.host}: others could reach this page. Give a token, as in token=WORDS.")
+    if not isinstance(cfg.simulated, bool):
+        raise UserError(f"simulated={cfg.simulated}: must be true or false")
+    if cfg.simulated and not cfg.protocol:
+        raise UserError("simulated=true is of a study. Give protocol, or leave it out.")
+    if cfg.protocol and not cfg.simulated and (blanks := read_study(cfg.protocol).blanks):
+        raise UserError(
+            f"protocol={cfg.protocol}: {blanks[0]} has to be filled in. Copy the file, and say there what people read."
+        )
+    if cfg.chat.url:
+        ChatAgent(make(ChatConfig, plain(cfg)["chat"], "chat"))  # refuses what cannot work before anybody comes
     for game, group in plain(cfg.games).items():
         if group["env"]["game"] != game:
             raise UserError(f"games.{game}.env.game={group['env']['game']}: must be {game}")
         env_maker(group["env"])
+
+
+def folder_of(cfg: DictConfig) -> Path:
+    """The folder of the games: `out`, or where they belong."""
+    if cfg.out is not None:
+        return Path(cfg.out)
+    return (
+        study_folder(cfg.runs, read_study(cfg.protocol).name, cfg.simulated) if cfg.protocol else Path(cfg.runs) / "web"
+    )
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -73,6 +94,7 @@ def listen(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
+        listening.listen(128)  # whoever comes before the server runs waits for it
     except OSError as error:
         listening.close()
         raise UserError(f"{host}:{port} cannot be used ({error.strerror or error}). Choose another port.") from error
@@ -87,29 +109,38 @@ def site(cfg: DictConfig) -> tuple[Any, Any]:
         raise UserError("The web page needs starlette. Install it: pip install -e '.[web]'") from error
     from experiments.webapp.engine import Engine, Limits
     from experiments.webapp.opponents import Opponents
+    from experiments.webapp.roster import Roster
     from experiments.webapp.session import Rate, Sessions
     from experiments.webapp.store import Store
 
-    runs, out = Path(cfg.runs), Path(cfg.out)
-    envs = {game: group["env"] for game, group in plain(cfg.games).items()}
+    runs, out, settings = Path(cfg.runs), folder_of(cfg), plain(cfg)
     opponents = Opponents(
         runs,
-        envs,
+        {game: group["env"] for game, group in settings["games"].items()},
         device=pick_device(cfg.device),
         temperature=cfg.temperature,
         games=cfg.games_at_once,
         models=cfg.models,
+        planner=make(PlannerConfig, settings["planner"], "planner"),
+        chat=make(ChatConfig, settings["chat"], "chat") if cfg.chat.url else None,
     )
     store = Store(out / "games.sqlite")
-    engine = Engine(store, opponents, out, Limits(cfg.games_at_once, cfg.games_each, 60.0 * cfg.idle_minutes))
+    engine = None
+    try:
+        roster = Roster(store, read_study(cfg.protocol), cfg.simulated) if cfg.protocol else None
+        limits = Limits(cfg.games_at_once, 1 if roster else cfg.games_each, 60.0 * cfg.idle_minutes)
+        engine = Engine(store, opponents, out, limits, "simulated" if cfg.simulated else "human")
+        token = None if cfg.token is None else str(cfg.token)
+        pages = Site(engine, store, opponents, Sessions(store.secret, token), runs, Rate(cfg.requests), roster)
+    except UserError:
+        store.close()
+        raise
     engine.start()
 
     def shut() -> None:
         engine.shut()
         store.close()
 
-    token = None if cfg.token is None else str(cfg.token)
-    pages = Site(engine, store, opponents, Sessions(store.secret, token), runs, Rate(cfg.requests))
     return pages.app(), shut
 
 

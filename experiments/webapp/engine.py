@@ -26,14 +26,16 @@ from experiments.launch.terminal import say, say_error
 from experiments.webapp.opponents import Loaded, Opponents
 from experiments.webapp.store import Record, Store
 from marl.agents.base import Agent, Key, Reply, Request
+from marl.agents.chat import ChatAgent
 from marl.agents.model import ModelAgent
 from marl.common.errors import UserError
 from marl.report.transcripts import episode_to_json, write_transcripts
 from marl.rollout.games import env_maker
 from marl.rollout.rollout import Match, close
 from marl.rollout.seeds import Game
-from marl.types import Belief, Stream
+from marl.types import Belief, Episode, Stream
 
+POLL = 0.02  # seconds between two looks at an endpoint's replies
 SEAT = 7  # a part of a game's seed: which of several seats a person takes
 
 
@@ -69,7 +71,10 @@ class Sight:
 class Human:
     """Holds a person's seat in a match. The engine fills in the replies."""
 
-    name, style = "human", Style.NATURAL
+    style = Style.NATURAL
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def act(self, requests: Sequence[Request]) -> list[Reply]:
         return []
@@ -129,7 +134,9 @@ class Play:
 class Engine:
     """Plays until `shut` is called. Finished games are written as transcripts under `out`/episodes."""
 
-    def __init__(self, store: Store, opponents: Opponents, out: Path, limits: Limits) -> None:
+    def __init__(self, store: Store, opponents: Opponents, out: Path, limits: Limits, played_by: str = "human") -> None:
+        """`played_by`: what transcripts call the person's seat; `simulated` where programs play in a person's place."""
+        self.played_by = played_by
         self._thread = threading.Thread(target=self._run, name="games", daemon=True)
         self.store, self.opponents, self.out, self.limits = store, opponents, out, limits
         self._plays: dict[int, Play] = {}  # by the game's number in this process
@@ -199,12 +206,13 @@ class Engine:
                     self._fail(play, "The server made a mistake, and the game cannot go on.")
 
     def _take(self) -> None:
-        """Takes all commands; waits for one if nothing else is to be done."""
-        busy = self._fresh or self._ready or self._first or any(play.owed for play in self._plays.values())
-        wait = not busy
+        """Takes all commands; waits for one if nothing else is to be done, or an endpoint has to reply."""
+        owing = [play.opponent for play in self._plays.values() if play.owed]
+        elsewhere = all(isinstance(opponent, ChatAgent) for opponent in owing)
+        wait = elsewhere and not (self._fresh or self._ready or self._first)
         while True:
             try:
-                command = self._commands.get(block=wait, timeout=1.0 if wait else None)
+                command = self._commands.get(block=wait, timeout=(POLL if owing else 1.0) if wait else None)
             except queue.Empty:
                 break
             wait = False
@@ -250,7 +258,7 @@ class Engine:
             if not wanted:
                 raise UserError("There is no such seat in this game.")
             held.append(wanted[int(np.random.default_rng([record.seed, SEAT]).integers(len(wanted)))])
-            return {**dict.fromkeys(env.possible_agents, loaded.agent), held[0]: Human()}
+            return {**dict.fromkeys(env.possible_agents, loaded.agent), held[0]: Human(self.played_by)}
 
         make_env = env_maker(record.env)
         match = Match(self._next, Game(record.seed), make_env(), cast)
@@ -372,24 +380,24 @@ class Engine:
         except UserError as error:
             say_error(str(error))
             play.entries.append(("note", "The game could not be recorded."))
-        self._leave(play, "over")
+        self._leave(play, "over", result_of(play, episode))
 
     def _close(self, play: Play) -> None:
         """Ends a game early."""
         with suppress(KeyError):  # its opponent has not read anything yet
             close([play.match])
         play.entries.append(("note", play.stopping))
-        self._leave(play, "stopped")
+        self._leave(play, "stopped", {"how": "stopped"})
 
     def _fail(self, play: Play, reason: str) -> None:
         """Ends a game whose opponent's state is unknown."""
         self.opponents.forget(*play.key)
         play.entries.append(("note", reason))
-        self._leave(play, "stopped")
+        self._leave(play, "stopped", {"how": "failed"})
 
-    def _leave(self, play: Play, state: str) -> None:
+    def _leave(self, play: Play, state: str, result: Mapping[str, Any]) -> None:
         try:
-            self.store.end(play.record.id, state, play.entries)
+            self.store.end(play.record.id, state, play.entries, result)
         except sqlite3.Error as error:  # e.g. a full disk: the next start takes the game up again
             say_error(f"games.sqlite cannot be written ({error}): make room there, and start the server again")
         self._plays.pop(play.match.index, None)
@@ -404,7 +412,8 @@ class Engine:
                 play = self._begin(record)
             except UserError as error:
                 say_error(f"a game cannot go on: {error}")
-                self.store.end(record.id, "stopped", [("note", "The server started again without this opponent.")])
+                note = ("note", "The server started again without this opponent.")
+                self.store.end(record.id, "stopped", [note], {"how": "failed"})
                 continue
             try:
                 self._again(play)
@@ -445,9 +454,42 @@ class Engine:
         play.look()
 
 
+def result_of(play: Play, episode: Episode) -> dict[str, Any]:
+    """What a study pays for and reports of a finished game. Never shown to the person as it is."""
+    outcome, turns = episode.outcome, episode.turns
+    seat = play.seat
+    found: dict[str, Any] = {
+        "how": str(outcome["how"]),
+        "role": episode.roles[seat],
+        "turns": len(turns),
+        "messages": sum(bool(turn.message) for turn in turns),
+        "seconds": play.seconds,
+        "errors": sum(bool(turn.error) for turn in turns if turn.agent == seat),
+    }
+    if "deal" in outcome:
+        points = {agent: float(value) for agent, value in outcome["points"].items()}
+        others = sum(value for agent, value in points.items() if agent != seat)
+        objective = float(play.record.env.get("objective", 0.0))
+        found |= {
+            "deal": bool(outcome["deal"]),
+            "points": points[seat],
+            "partner_points": others,
+            "score": points[seat] + objective * others,
+            "pareto": bool(outcome.get("pareto")),
+        }
+        if found["how"] == "abort":
+            found["aborted_by"] = "person" if turns and turns[-1].agent == seat else "opponent"
+    else:
+        found |= {"winner": outcome.get("winner"), "score": float(outcome.get("winner") == f"{found['role']}s")}
+    return found
+
+
 def repeat(agent: Agent, request: Request, kept: Reply) -> Reply:
     """Has a player read a request to which it has replied before, and returns that reply."""
     if isinstance(agent, ModelAgent):
         return replace(kept, start=agent.repeat(request, kept.ids))
+    if isinstance(agent, ChatAgent):
+        agent.repeat(request, kept.text)
+        return kept
     agent.act([request])  # a script's state follows from its seed and what it reads
     return kept

@@ -1,29 +1,52 @@
-"""Opponents of the web page: scripted players, finished runs and their bases. A model is loaded when first played."""
+"""Opponents of the web page: scripted players, finished runs, their bases and checkpoints, and an endpoint.
+
+A model is loaded when first played. `RUN@N` is a run after N iterations, and `RUN+plan` plans its claims or votes.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 
 from envs.core import Style
+from experiments.setup.config import cast_of
 from experiments.setup.entrants import text_player
-from experiments.setup.players import called_in_games, player_config, policy_folder, run_policy, style_of
+from experiments.setup.players import (
+    bare,
+    called_in_games,
+    check_game,
+    player_config,
+    policy_folder,
+    run_policy,
+    style_of,
+)
+from experiments.setup.select import selected
+from experiments.setup.stages import Stage, stages_of
+from experiments.webapp.study import Condition
 from marl.agents.base import Agent
+from marl.agents.chat import CHAT, ChatAgent, ChatConfig
 from marl.agents.model import PlayConfig, model_agent
 from marl.agents.text import TextAgent
 from marl.common.errors import UserError
 from marl.decoding.memory import Slots, check_memory
 from marl.decoding.probes import size_of
+from marl.planning.planner import GAMES as PLANNED
+from marl.planning.planner import SLOTS, SUFFIX, PlannerConfig, planning_agent
+from marl.rollout.cast import learners_of
 from marl.rollout.games import env_maker, seats
 from marl.storage.checkpoint import read_card
 from marl.storage.folder import CARD, run_settings
 
+AT = "@"  # between a run's name and the iteration
+ROLES = {"dond": (), "among_us": ("crewmate", "imposter")}
 SCRIPTS = {"dond": ("scripted", "random"), "among_us": ("careful", "random")}
 
 
@@ -35,6 +58,7 @@ class Opponent:
     game: str
     label: str
     env: Mapping[str, Any]  # the game's settings in which it plays
+    model: bool = False  # a language model here, which can plan
 
 
 @dataclass(frozen=True)
@@ -55,7 +79,11 @@ class Opponents:
         temperature: float = 1.0,
         games: int = 16,
         models: int = 3,
+        planner: PlannerConfig | None = None,
+        chat: ChatConfig | None = None,
     ) -> None:
+        """`planner`: how those plan whose names end in +plan. `chat`: the endpoint of the opponent `chat`, if any."""
+        self.planner, self.chat = planner or PlannerConfig(), chat
         self.runs, self.envs, self.device, self.temperature = runs, envs, device, temperature
         self.games, self.models = games, models
         self._loaded: dict[tuple[str, str], Loaded] = {}
@@ -64,6 +92,10 @@ class Opponents:
     def offered(self) -> list[Opponent]:
         """Scripted players, then finished runs and bases by name. Folders that cannot be read are left out."""
         found = [Opponent(name, game, name, env) for game, env in self.envs.items() for name in SCRIPTS.get(game, ())]
+        if self.chat is not None:
+            found += [
+                Opponent(CHAT, game, f"{self.chat.model} by its endpoint", env) for game, env in self.envs.items()
+            ]
         for card in sorted(self.runs.glob(f"*/{CARD}")):
             found += self._of_folder(card.parent, card, card.parent.name)
         for card in sorted(self.runs.glob("bases/*/policy.json")):
@@ -79,14 +111,70 @@ class Opponents:
         if game not in self.envs or not policy_folder(str(folder)).is_dir():
             return []
         env = {**self.envs[game], **{k: v for k, v in settings["env"].items() if k in self.envs[game]}}
-        return [Opponent(folder.relative_to(self.runs).as_posix(), game, label, env)]
+        return [Opponent(folder.relative_to(self.runs).as_posix(), game, label, env, True)]
 
-    def find(self, name: str, game: str) -> Opponent:
-        """The offered opponent of this name. UserError if there is none."""
+    def find(self, name: str, game: str, plans: bool = False) -> Opponent:
+        """The offered opponent of this name, who perhaps plans. UserError if there is none."""
         for opponent in self.offered():
             if (opponent.name, opponent.game) == (name, game):
-                return opponent
+                if plans and not self.is_model((name, game)):
+                    raise UserError("Only models can plan. Choose a run, or leave planning out.")
+                return replace(opponent, name=name + SUFFIX) if plans else opponent
         raise UserError("There is no such opponent in this game. Choose one of the list.")
+
+    def of_condition(self, condition: Condition, game: str, where: str) -> Opponent:
+        """A study's opponent. UserError, naming the condition, if it is not there or plays another game."""
+        plans = condition.opponent.endswith(SUFFIX)
+        name = bare(condition.opponent)
+        if game not in self.envs:
+            raise UserError(f"{where}: there is no page for the game {game}; known: {', '.join(self.envs)}")
+        with naming_condition(where):
+            if name == CHAT or not any(self.runs.glob(f"{name}/{CARD}")):
+                if name == CHAT and self.chat is None:
+                    raise UserError("opponent=chat: give its endpoint in chat.url and chat.model")
+                if name != CHAT:
+                    text_player(name, game, f"there is no finished run {name} in {self.runs}, and opponent")
+                if plans or condition.iteration is not None or condition.where:
+                    raise UserError(f"opponent={name}: is no run, and neither plans nor has iterations or settings")
+                return Opponent(name, game, name, self.envs[game])
+            where_ = OmegaConf.create(dict(condition.where)) if condition.where else None
+            runs = selected(self.runs, name, where_)
+            if len(runs) != 1:
+                names = ", ".join(run.name for run in runs)
+                raise UserError(f"opponent={name}: must be one run, but {len(runs)} match ({names}); give where")
+            card = runs[0] / CARD
+            found = self._of_folder(runs[0], card, runs[0].name)
+            if not found or found[0].game != game:
+                raise UserError(f"opponent={runs[0].name}: plays another game than {game}, or cannot be read")
+            called = found[0].name
+            if condition.iteration is not None:
+                self.stage(called, condition.iteration)
+                called += f"{AT}{condition.iteration}"
+            return replace(found[0], name=called + SUFFIX * plans)
+
+    def check(self, name: str, env: Mapping[str, Any], seat: str, where: str) -> None:
+        """Raises UserError, naming the condition, if its game cannot be made, has no such seat or nothing to plan."""
+        with naming_condition(where):
+            made = env_maker(env)()
+            if seat not in ("any", *made.possible_agents, *ROLES.get(env["game"], ())):
+                raise UserError(f"seat={seat}: must be any, {', '.join(made.possible_agents)} or a role of the game")
+            if name.endswith(SUFFIX) and env["game"] not in PLANNED:
+                raise UserError(f"opponent={name}: there is nothing to plan in {env['game']}")
+
+    def stage(self, name: str, iteration: int) -> Stage:
+        """A run after so many iterations. UserError if it kept none there."""
+        run = self.runs / name
+        stages = stages_of(run, learners_of(cast_of(run_settings(run)["cast"]))[0])
+        for stage in stages:
+            if stage.iteration == iteration:
+                return stage
+        there = ", ".join(str(stage.iteration) for stage in stages)
+        raise UserError(f"{name}: no checkpoint after {iteration} iterations was kept; there are those after {there}")
+
+    def is_model(self, key: tuple[str, str]) -> bool:
+        """Tells whether this name and game are those of a language model here."""
+        name = bare(key[0]).partition(AT)[0]
+        return name not in (CHAT, *SCRIPTS.get(key[1], ())) and (self.runs / name).is_dir()
 
     def load(self, name: str, env: Mapping[str, Any], busy: set[tuple[str, str]]) -> Loaded:
         """Returns the opponent ready to play. `busy`: those with open games, which stay loaded.
@@ -96,8 +184,8 @@ class Opponents:
         key = (name, str(env["game"]))
         with self._lock:
             if key not in self._loaded:
-                model = not is_script(key)
-                there = [k for k in self._loaded if not is_script(k)]
+                model = self.is_model(key)
+                there = [k for k in self._loaded if self.is_model(k)]
                 idle = [k for k in there if k not in busy]
                 if model and len(there) >= self.models:
                     if not idle:
@@ -112,21 +200,26 @@ class Opponents:
             self._loaded.pop((name, game), None)
 
     def _script(self, name: str, env: Mapping[str, Any]) -> Loaded:
+        if name == CHAT:
+            if self.chat is None:
+                raise UserError("There is no endpoint any more. Choose another opponent.")
+            return Loaded(ChatAgent(self.chat, waits=False), self.games)
         agent = text_player(name, env["game"], "opponent")
         assert isinstance(agent, TextAgent)
         agent.style = Style.NATURAL  # a script reads any style, and speaks as the person does
         return Loaded(agent, self.games)
 
     def _model(self, name: str, env: Mapping[str, Any]) -> Loaded:
-        run = str(self.runs / name)
+        called, _, at = bare(name).partition(AT)
+        run, plans = str(self.runs / called), name.endswith(SUFFIX)
         folder = policy_folder(run)
         if not folder.is_dir():
-            raise UserError(f"{name} is no longer among the finished runs. Choose another opponent.")
+            raise UserError(f"{called} is no longer among the finished runs. Choose another opponent.")
         settings = _settings(Path(run), 0)
         context, most = settings["algo"]["context"], settings["algo"]["max_new_tokens"]
         config, places = player_config(run), seats(env)
         fit = check_memory(
-            [Slots.of(config, context, places)],
+            [Slots.of(config, context, places, SLOTS if plans else 0)],
             size_of(config, context).weights,
             concurrency=self.games,
             setting="games_at_once",
@@ -134,15 +227,27 @@ class Opponents:
             device=self.device,
         )
         limits = PlayConfig(games=fit.concurrency, concurrency=fit.concurrency, max_new_tokens=most, context=context)
-        policy = run_policy(run, env["game"], self.device)
+        check_game(run, env["game"])
+        policy = self.stage(called, int(at)).load(self.device) if at else run_policy(run, env["game"], self.device)
         style = style_of(folder, env)
-        agent = model_agent(called_in_games(run), policy, limits, places, self.temperature, style)
+        in_games = called_in_games(run) + (f"{AT}{at}" if at else "") + SUFFIX * plans
+        agent: Agent
+        if plans:
+            agent = planning_agent(
+                in_games, policy, limits, places, self.temperature, self.planner, env["game"], style=style
+            )
+        else:
+            agent = model_agent(in_games, policy, limits, places, self.temperature, style)
         return Loaded(agent, fit.concurrency)
 
 
-def is_script(key: tuple[str, str]) -> bool:
-    """Tells whether this name and game are those of a scripted player."""
-    return key[0] in SCRIPTS.get(key[1], ())
+@contextmanager
+def naming_condition(where: str) -> Iterator[None]:
+    """Puts the condition's name before an error."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{where}.{error}") from error
 
 
 @lru_cache(maxsize=4096)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, quote
+from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -17,18 +16,19 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from experiments.launch.terminal import say_error
 from experiments.webapp import runs as runs_page
 from experiments.webapp import watch
 from experiments.webapp.engine import Engine, Sight
+from experiments.webapp.forms import Refused, done, form_of
 from experiments.webapp.opponents import Opponents
+from experiments.webapp.roster import Roster
 from experiments.webapp.session import COOKIE, Rate, Sessions, host_is_fine, origin_is_fine
 from experiments.webapp.store import Store, new_record
+from experiments.webapp.study_pages import StudyPages
 from experiments.webapp.table import LONGEST, reply_of, table_view
 from marl.common.errors import UserError
 from marl.report.html import TEMPLATES, templates
 
-BODY = 16_384  # bytes of a form at most
 WAIT = 20.0  # seconds that a page waits for news in one request
 SHOWN = 100  # recorded games on a page
 OBJECTIVES = {"own": "as it plays", "1": "cooperative", "0": "semi-competitive", "-1": "strictly competitive"}
@@ -45,17 +45,9 @@ REPORT = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri
 Answer = Awaitable[Response]
 
 
-class Refused(Exception):
-    """An answer that is no page: its status, and why."""
-
-    def __init__(self, status: int, why: str) -> None:
-        super().__init__(why)
-        self.status = status
-
-
 @dataclass
 class Site:
-    """All pages. `app` makes the application."""
+    """All pages, or those of a study alone. `app` makes the application."""
 
     engine: Engine
     store: Store
@@ -63,6 +55,7 @@ class Site:
     sessions: Sessions
     runs: Path
     rate: Rate
+    roster: Roster | None = None  # of the study that is served
 
     def __post_init__(self) -> None:
         here = Path(__file__).parent
@@ -73,6 +66,8 @@ class Site:
             "recorded_in": recorded_in,
             "games": GAMES,
             "longest": LONGEST,
+            "study": self.roster.study if self.roster else None,
+            "simulated": self.roster is not None and self.roster.simulated,
             "quoted": lambda text: quote(text, safe=""),
         }
         style = (TEMPLATES / "style.css").read_text() + (here / "static/web.css").read_text()
@@ -80,23 +75,30 @@ class Site:
             "style.css": (style, "text/css"),
             "web.js": ((here / "static/web.js").read_text(), "text/javascript"),
         }
+        self._study: StudyPages | None = None
+        if self.roster is not None:
+            self._study = StudyPages(self.roster, self.engine, self.opponents, out / "episodes", self.html)
 
     def app(self) -> Starlette:
-        pages: list[tuple[str, Callable[[Request, str], Answer], str]] = [
-            ("/", self.home, "GET"),
-            ("/play", self.choose, "GET"),
-            ("/play", self.begin, "POST"),
+        game: list[tuple[str, Callable[[Request, str], Answer], str]] = [
             ("/play/{game}", self.play, "GET"),
             ("/play/{game}", self.reply, "POST"),
             ("/play/{game}/live", self.live, "GET"),
             ("/play/{game}/stop", self.stop, "POST"),
+        ]
+        open_pages: list[tuple[str, Callable[[Request, str], Answer], str]] = [
+            ("/", self.home, "GET"),
+            ("/play", self.choose, "GET"),
+            ("/play", self.begin, "POST"),
             ("/watch", self.watch, "GET"),
             ("/watch/{run}/{file}/{line:int}", self.recorded, "GET"),
+            ("/watch/{run}/{file}/{line:int}/beside/{other}/{file2}/{line2:int}", self.beside, "GET"),
             ("/runs", self.run_table, "GET"),
             ("/runs/{run}", self.run, "GET"),
             ("/runs/{run}/curves", self.curves, "GET"),
             ("/runs/{run}/report", self.report, "GET"),
         ]
+        pages = [*game, *(self._study.pages() if self._study else open_pages)]
         routes = [Route(path, self.page(do), methods=[method]) for path, do, method in pages]
         routes += [Route("/enter", self.enter, methods=["GET", "POST"]), Route("/static/{name}", self.static)]
         return Starlette(routes=routes, exception_handlers={404: self.missing})
@@ -145,9 +147,9 @@ class Site:
         except Refused as refused:
             return PlainTextResponse(f"{refused}\n", refused.status, headers=HEADERS)
         if self.sessions.token is None:
-            return RedirectResponse("/play", 303, headers=HEADERS)
+            return RedirectResponse("/", 303, headers=HEADERS)
         if self.sessions.admits(given):
-            response: Response = RedirectResponse("/play", 303, headers=HEADERS)
+            response: Response = RedirectResponse("/", 303, headers=HEADERS)
             set_cookie(response, self.sessions.new())
             return response
         wrong = request.method == "POST"
@@ -181,7 +183,8 @@ class Site:
         game, seat, objective = form.get("game", ""), form.get("seat", "any"), form.get("objective", "own")
         if game not in GAMES or seat not in SEATS[game] or objective not in OBJECTIVES:
             raise UserError("Choose a game, a seat and an opponent of the list.")
-        opponent = await run_in_threadpool(self.opponents.find, form.get("opponent", ""), game)
+        plans = form.get("plan") == "yes"
+        opponent = await run_in_threadpool(self.opponents.find, form.get("opponent", ""), game, plans)
         env = {**opponent.env, "style": "natural"}
         if game == "dond" and objective != "own":
             env["objective"] = float(objective)
@@ -207,16 +210,19 @@ class Site:
                 return sight
             await asyncio.sleep(0.02)
 
+    def shown(self, template: str, sight: Sight, why: str = "") -> Response:
+        """A game, or its table alone."""
+        ending = self._study.ending(sight) if self._study else {}
+        return self.html(template, 400 if why else 200, sight=sight, table=table_view(sight), why=why, ending=ending)
+
     async def play(self, request: Request, person: str) -> Response:
-        sight = await self.news(request, person, None, 0.3)
-        return self.html("play.html", sight=sight, table=table_view(sight), why="")
+        return self.shown("play.html", await self.news(request, person, None, 0.3))
 
     async def live(self, request: Request, person: str) -> Response:
         """The table alone, for the script: at once if it has changed, else when it does."""
         since = request.query_params.get("since", "")
         known = int(since) if since.isdecimal() and len(since) < 9 else None
-        sight = await self.news(request, person, known, WAIT)
-        return self.html("table.html", sight=sight, table=table_view(sight), why="")
+        return self.shown("table.html", await self.news(request, person, known, WAIT))
 
     async def reply(self, request: Request, person: str) -> Response:
         sight = self.own(request, person)
@@ -230,19 +236,19 @@ class Site:
                 why = str(error)
         if request.headers.get("x-script") == "1":
             sight = await self.news(request, person, None, 0.3)
-            return self.html("table.html", 400 if why else 200, sight=sight, table=table_view(sight), why=why)
+            return self.shown("table.html", sight, why)
         if why:
-            return self.html("play.html", 400, sight=sight, table=table_view(sight), why=why)
+            return self.shown("play.html", sight, why)
         return RedirectResponse(f"/play/{sight.id}#now", 303)
 
     async def stop(self, request: Request, person: str) -> Response:
         sight = self.own(request, person)
         await done(self.engine.stop(sight.id, "You stopped the game."))
-        return RedirectResponse("/play", 303)
+        return RedirectResponse("/", 303)
 
     # --- Watch ------------------------------------------------------------------------------------------------------
     async def watch(self, request: Request, person: str) -> Response:
-        asked = {name: request.query_params.get(name, "")[:200] for name in ("run", "ending", "words")}
+        asked = {name: request.query_params.get(name, "")[:200] for name in ("run", "arm", "ending", "words")}
         first = request.query_params.get("first", "")
         start = int(first) if first.isdecimal() and len(first) < 9 else 0
         every = await run_in_threadpool(watch.games_of, self.runs, asked["run"])
@@ -255,12 +261,21 @@ class Site:
             step=SHOWN,
             asked=asked,
             runs=await run_in_threadpool(watch.runs_with_games, self.runs),
+            arms=await run_in_threadpool(watch.arms_of, self.runs),
             endings=sorted({game.ending for game in every}),
         )
 
     async def recorded(self, request: Request, person: str) -> Response:
         game = await run_in_threadpool(watch.recorded_game, self.runs, **request.path_params)
-        return self.html("recorded.html", game=game)
+        others = await run_in_threadpool(watch.same_games, self.runs, **request.path_params)
+        return self.html("recorded.html", game=game, others=others)
+
+    async def beside(self, request: Request, person: str) -> Response:
+        """One game as two runs played it, side by side."""
+        run, file, line, other, file2, line2 = request.path_params.values()
+        places = ((run, file, line), (other, file2, line2))
+        both = await run_in_threadpool(lambda: [watch.recorded_game(self.runs, *place) for place in places])
+        return self.html("beside.html", both=both)
 
     # --- Runs -------------------------------------------------------------------------------------------------------
     async def run_table(self, request: Request, person: str) -> Response:
@@ -288,35 +303,3 @@ class Site:
 
 def set_cookie(response: Response, value: str) -> None:
     response.set_cookie(COOKIE, value, max_age=90 * 24 * 3600, httponly=True, samesite="lax")
-
-
-async def done(future: Future[Any]) -> Any:
-    """The result of a command to the engine. UserError as it says; a fault of the server is no page's business."""
-    try:
-        return await asyncio.wait_for(asyncio.wrap_future(future), timeout=60)
-    except TimeoutError as error:
-        raise UserError("The server is very busy. Load the page again.") from error
-    except UserError:
-        raise
-    except Exception as error:  # the terminal has it; a visitor learns nothing of the server
-        say_error(f"web: {type(error).__name__}: {error}")
-        raise UserError("The server could not do that.") from error
-
-
-async def form_of(request: Request) -> dict[str, str]:
-    """The fields of a form. Refuses one that is too large, before it is read."""
-    length = request.headers.get("content-length", "0")
-    if not length.isdecimal() or int(length[:12]) > BODY:
-        raise Refused(413, "That is too much text.")
-    if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
-        raise Refused(415, "Expected a form.")
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > BODY:
-            raise Refused(413, "That is too much text.")
-    try:
-        fields = parse_qs(body.decode(), keep_blank_values=True, max_num_fields=20)
-    except ValueError as error:
-        raise Refused(400, "That is no form.") from error
-    return {name: values[-1] for name, values in fields.items()}

@@ -8,7 +8,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from filelock import FileLock, Timeout
 
 from marl.agents.base import Reply
 from marl.common.errors import UserError
+from marl.types import Planned
 
-VERSION = 1  # of the tables
+VERSION = 2  # of the tables
 TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE games (
@@ -28,7 +29,17 @@ CREATE TABLE replies (
     PRIMARY KEY (game, clock, seat));
 CREATE INDEX games_by_person ON games (person, opened);
 """
-KEPT = ("text", "ids", "logprobs", "value", "legal", "cut")  # fields of a reply
+SINCE_2 = """
+CREATE TABLE results (game TEXT PRIMARY KEY, result TEXT NOT NULL);
+CREATE TABLE studies (name TEXT NOT NULL, version INTEGER NOT NULL, spec TEXT NOT NULL, PRIMARY KEY (name, version));
+CREATE TABLE people (
+    person TEXT PRIMARY KEY, code TEXT NOT NULL UNIQUE, number INTEGER NOT NULL, version INTEGER NOT NULL,
+    consented REAL NOT NULL, state TEXT NOT NULL, part TEXT NOT NULL);
+CREATE TABLE assigned (
+    game TEXT PRIMARY KEY, person TEXT NOT NULL, number INTEGER NOT NULL, version INTEGER NOT NULL,
+    part TEXT NOT NULL, condition TEXT NOT NULL);
+"""
+KEPT = ("text", "ids", "logprobs", "value", "legal", "cut", "thoughts")  # fields of a reply, beside `planned`
 
 
 @dataclass(frozen=True)
@@ -62,11 +73,13 @@ class Store:
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             found = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if found == 0:
-                self._db.executescript(f"{TABLES} PRAGMA user_version = {VERSION};")
+            if found in (0, 1):
+                new = f"{TABLES if found == 0 else ''} {SINCE_2}"
+                self._db.executescript(f"BEGIN; {new} PRAGMA user_version = {VERSION}; COMMIT;")
             elif found != VERSION:
                 raise UserError(f"{path}: its tables have version {found}, expected {VERSION}. Give another out.")
             self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten
         except sqlite3.DatabaseError as error:
             self._file_lock.release()
             raise UserError(f"{path} is no database of games ({error}). Remove it, or give another out.") from error
@@ -74,12 +87,20 @@ class Store:
             self._file_lock.release()
             raise
         path.chmod(0o600)  # it holds the key that signs sessions
-        self._do("INSERT OR IGNORE INTO meta VALUES ('secret', ?)", secrets.token_hex(32))
-        self.secret: str = self._do("SELECT value FROM meta WHERE name = 'secret'")[0][0]
+        self.do("INSERT OR IGNORE INTO meta VALUES ('secret', ?)", secrets.token_hex(32))
+        self.secret: str = self.do("SELECT value FROM meta WHERE name = 'secret'")[0][0]
 
-    def _do(self, statement: str, *values: Any) -> list[Any]:
+    def do(self, statement: str, *values: Any) -> list[Any]:
+        """Runs one statement and returns its rows."""
         with self._lock:
             return self._db.execute(statement, values).fetchall()
+
+    def do_all(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
+        """Runs all statements or none."""
+        with self._lock, self._db:
+            self._db.execute("BEGIN")
+            for statement, values in statements:
+                self._db.execute(statement, values)
 
     def close(self) -> None:
         with self._lock:
@@ -89,46 +110,63 @@ class Store:
     def add(self, record: Record) -> None:
         env = json.dumps(dict(record.env))
         fields = (record.id, record.person, record.opponent, env, record.seat, record.seed, record.opened)
-        self._do("INSERT INTO games VALUES (?, ?, ?, ?, ?, ?, ?, 'open', '[]')", *fields)
+        self.do("INSERT INTO games VALUES (?, ?, ?, ?, ?, ?, ?, 'open', '[]')", *fields)
 
-    def end(self, game: str, state: str, entries: list[tuple[str, str]]) -> None:
-        """Closes a game: `over` or `stopped`. Its replies are no longer needed."""
-        with self._lock, self._db:
-            self._db.execute("BEGIN")
-            self._db.execute("UPDATE games SET state = ?, entries = ? WHERE id = ?", (state, json.dumps(entries), game))
-            self._db.execute("DELETE FROM replies WHERE game = ?", (game,))
+    def end(
+        self, game: str, state: str, entries: list[tuple[str, str]], result: Mapping[str, Any] | None = None
+    ) -> None:
+        """Closes a game: `over` or `stopped`. Its replies are no longer needed; `result` is what a study asks for."""
+        self.do_all(
+            ("UPDATE games SET state = ?, entries = ? WHERE id = ?", (state, json.dumps(entries), game)),
+            ("DELETE FROM replies WHERE game = ?", (game,)),
+            # A game that was deleted in the meantime leaves nothing behind.
+            (
+                "INSERT OR REPLACE INTO results SELECT id, ? FROM games WHERE id = ?",
+                (json.dumps(dict(result or {})), game),
+            ),
+        )
+
+    def result(self, game: str) -> dict[str, Any]:
+        """Returns how a game ended, as the engine told `end`; {} if it is open."""
+        rows = self.do("SELECT result FROM results WHERE game = ?", game)
+        return dict(json.loads(rows[0][0])) if rows else {}
 
     def find(self, game: str) -> Record | None:
-        rows = self._do("SELECT * FROM games WHERE id = ?", game)
+        rows = self.do("SELECT * FROM games WHERE id = ?", game)
         return _record(rows[0]) if rows else None
 
     def open_games(self) -> list[Record]:
         """Games to go on with, oldest first."""
-        return [_record(row) for row in self._do("SELECT * FROM games WHERE state = 'open' ORDER BY opened")]
+        return [_record(row) for row in self.do("SELECT * FROM games WHERE state = 'open' ORDER BY opened")]
 
     def games_of(self, person: str, most: int = 20) -> list[Record]:
         """A person's last games, newest first."""
-        rows = self._do("SELECT * FROM games WHERE person = ? ORDER BY opened DESC LIMIT ?", person, most)
+        rows = self.do("SELECT * FROM games WHERE person = ? ORDER BY opened DESC LIMIT ?", person, most)
         return [_record(row) for row in rows]
 
     def reply(self, game: str, clock: int, seat: str, reply: Reply, seconds: float | None = None) -> None:
         """Keeps a reply. `seconds`: how long a person took."""
-        kept = json.dumps({name: getattr(reply, name) for name in KEPT})
-        self._do("INSERT INTO replies VALUES (?, ?, ?, ?, ?)", game, clock, seat, kept, seconds)
+        planned = None if reply.planned is None else asdict(reply.planned)
+        kept = json.dumps({**{name: getattr(reply, name) for name in KEPT}, "planned": planned})
+        self.do("INSERT INTO replies VALUES (?, ?, ?, ?, ?)", game, clock, seat, kept, seconds)
 
     def replies(self, game: str, index: int) -> tuple[dict[int, dict[str, Reply]], list[float]]:
         """The kept replies by step and seat, for the game's number in this process, and the person's seconds."""
         found: dict[int, dict[str, Reply]] = {}
         seconds = []
-        rows = self._do("SELECT clock, seat, reply, seconds FROM replies WHERE game = ? ORDER BY clock", game)
+        rows = self.do("SELECT clock, seat, reply, seconds FROM replies WHERE game = ? ORDER BY clock", game)
         for clock, seat, kept, took in rows:
-            fields: dict[str, Any] = {
-                n: tuple(value) if isinstance(value, list) else value for n, value in json.loads(kept).items()
-            }
+            fields: dict[str, Any] = {name: _tuples(value) for name, value in json.loads(kept).items()}
+            if fields.get("planned"):
+                fields["planned"] = Planned(**{n: _tuples(value) for n, value in fields["planned"].items()})
             found.setdefault(clock, {})[seat] = Reply((index, seat), **fields)
             if took is not None:
                 seconds.append(took)
         return found, seconds
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _record(row: Any) -> Record:
@@ -137,6 +175,7 @@ def _record(row: Any) -> Record:
     return Record(game, person, opponent, json.loads(env), seat, seed, opened, state, entries)
 
 
-def new_record(person: str, opponent: str, env: Mapping[str, Any], seat: str) -> Record:
-    """A game with an address that nobody guesses and a seed that nobody knows."""
-    return Record(secrets.token_urlsafe(12), person, opponent, dict(env), seat, secrets.randbits(58), time.time())
+def new_record(person: str, opponent: str, env: Mapping[str, Any], seat: str, seed: int | None = None) -> Record:
+    """A game with an address that nobody guesses and, unless it is given, a seed that nobody knows."""
+    drawn = secrets.randbits(58) if seed is None else seed
+    return Record(secrets.token_urlsafe(12), person, opponent, dict(env), seat, drawn, time.time())

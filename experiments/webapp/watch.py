@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from marl.common.errors import UserError
-from marl.common.files import FAULTS, read_bytes, reading
+from marl.common.files import FAULTS, digest, read_bytes, reading
+from marl.metrics.among_us import Moves, room_name
 from marl.report.transcripts import check_transcript
-from marl.report.views import game_view, is_dond
+from marl.report.views import game_view, is_among_us, is_dond, story_of
+from marl.storage.folder import CONFIG, read_settings
 
 MOST_FILES = 200  # that the list of all games reads; a run's own list reads all of its files
 PATTERNS = ("episodes/*.jsonl", "episodes-*.jsonl")  # of training and evaluation; of play
@@ -33,6 +35,7 @@ class Recorded:
     messages: int
     words: str  # all messages, in small letters
     one: bool  # the only game of its file
+    deal: str  # what the players were dealt: equal for the same game
 
     @property
     def address(self) -> str:
@@ -52,13 +55,44 @@ def runs_with_games(runs: Path) -> list[str]:
     return sorted(path.name for path in runs.iterdir() if any(next(path.glob(pattern), None) for pattern in PATTERNS))
 
 
-def games_of(runs: Path, run: str = "", ending: str = "", words: str = "") -> list[Recorded]:
-    """The recorded games of a run, or the newest of all, with this ending and these words in a message."""
+@lru_cache(maxsize=4096)
+def _arm(config: Path, changed: int) -> str:
+    try:
+        return str(read_settings(config.parent).get("arm", ""))
+    except UserError:
+        return ""
+
+
+def arm_of(folder: Path) -> str:
+    """A run's arm; empty for a folder of games that are of no run."""
+    config = folder / CONFIG
+    return _arm(config, config.stat().st_mtime_ns) if config.is_file() else ""
+
+
+def arms_of(runs: Path) -> list[str]:
+    """Arms of the runs with recorded games."""
+    return sorted({arm for name in runs_with_games(runs) if (arm := arm_of(runs / name))})
+
+
+def games_of(runs: Path, run: str = "", ending: str = "", words: str = "", arm: str = "") -> list[Recorded]:
+    """The recorded games of a run or an arm, or the newest of all, with this ending and these words in a message."""
     if run and run not in runs_with_games(runs):
         raise UserError("There is no run of this name with recorded games.")
-    files = files_of(runs, run)[: None if run else MOST_FILES]
+    every = [path for path in files_of(runs, run) if not arm or arm_of(runs / path.relative_to(runs).parts[0]) == arm]
+    files = every[: None if run else MOST_FILES]
     games = [game for path in files for game in _of_file(runs, path)]
     return [g for g in games if (not ending or g.ending == ending) and words.lower() in g.words]
+
+
+def same_games(runs: Path, run: str, file: str, line: int) -> list[Recorded]:
+    """The same game as other runs played it: dealt the same, and recorded in a file of the same name."""
+
+    def of(name: str) -> list[Recorded]:
+        return [game for path in files_of(runs, name) if path.name == file for game in _of_file(runs, path)]
+
+    own = next((game for game in of(run) if game.line == line), None)
+    others = [name for name in runs_with_games(runs) if name != run] if own else []
+    return [game for name in others for game in of(name) if own and game.deal == own.deal]
 
 
 def _of_file(runs: Path, path: Path) -> tuple[Recorded, ...]:
@@ -82,7 +116,7 @@ def _read(path: Path, run: str, changed: int, size: int) -> tuple[Recorded, ...]
                 Recorded(
                     run, path.name, number, int(t["seed"]), tuple(dict.fromkeys(map(str, t["players"].values()))),
                     deal or f"won by {outcome.get('winner') or 'nobody'}", str(outcome.get("how", "")), len(messages),
-                    "\n".join(messages).lower(), len(lines) <= 2,
+                    "\n".join(messages).lower(), len(lines) <= 2, digest({"seed": t["seed"], "facts": t["facts"]}),
                 )
             )  # fmt: skip
         except FAULTS:
@@ -100,5 +134,37 @@ def recorded_game(runs: Path, run: str, file: str, line: int) -> dict[str, Any]:
         transcript = json.loads(lines[line - 1])
         check_transcript(transcript)
         view = game_view(transcript, run)
+        ways = map_of(transcript) if is_among_us(transcript) else None
     held = set(transcript["players"].values())
-    return {**view, "names": sorted(held), "run": run, "file": file, "line": line, "last": len([x for x in lines if x])}
+    return {
+        **view,
+        "ways": ways,
+        "names": sorted(held),
+        "run": run,
+        "file": file,
+        "line": line,
+        "last": len([x for x in lines if x]),
+    }
+
+
+def map_of(transcript: dict[str, Any]) -> dict[str, Any]:
+    """Where everybody is after each step, for the map: rooms by number, row by row from the north."""
+    facts = transcript["facts"]
+    width, height = int(facts["width"]), int(facts["height"])
+    frames: list[dict[str, Any]] = []
+    for chapter in story_of(transcript):
+        if isinstance(chapter, Moves):
+            for step in chapter.rooms:
+                at, bodies = (
+                    {name: x + y * width for name, (x, y) in each[step].items()}
+                    for each in (chapter.rooms, chapter.bodies)
+                )
+                deeds = "; ".join(str(deed) for deed in chapter.deeds if deed.step == step)
+                frames.append({"step": step, "at": at, "bodies": bodies, "text": deeds})
+        else:  # after the vote all stand in the start room, and the bodies are gone
+            living = [name for name in chapter.living if name != chapter.ejected]
+            told = f"discussion and vote: {chapter.ejected or 'nobody'} is voted out"
+            step = max(chapter.vote_step, chapter.step)
+            frames.append({"step": step, "at": dict.fromkeys(living, (width - 1) // 2), "bodies": {}, "text": told})
+    rooms = [room_name((x, y)) for y in range(height) for x in range(width)]
+    return {"width": width, "rooms": rooms, "frames": frames}

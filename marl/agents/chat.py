@@ -312,12 +312,13 @@ class ChatAgent:
 
     style = Style.NATURAL
 
-    def __init__(self, config: ChatConfig, stops: bool = False) -> None:
-        """`stops`: raise UserError when all further seats would be lost too (FOR_GOOD), as beside a learner.
+    def __init__(self, config: ChatConfig, stops: bool = False, waits: bool = True) -> None:
+        """`stops`: raise UserError when all further seats would be lost too (FOR_GOOD), as beside a learner. `waits`:
+        `act` returns at least one reply while any is owed; else those that are there by now.
 
         Raises UserError without a client or a key, and for a bad file of answers.
         """
-        self.name, self.config, self.stops = CHAT, config, stops
+        self.name, self.config, self.stops, self.waits = CHAT, config, stops, waits
         self.answers = Answers(Path(config.answers)) if config.answers else None
         if config.replay and not self.answers:
             raise UserError(f"chat.replay=true: {config.answers} holds no answer. Play once without it")
@@ -332,7 +333,7 @@ class ChatAgent:
 
     def act(self, requests: Sequence[Request]) -> list[Reply]:
         replies = [reply for r in requests if (reply := self._begin(r)) is not None]
-        if self._owed and not replies:
+        if self._owed and not replies and self.waits:
             wait(self._owed.values(), return_when=FIRST_COMPLETED)
         for key in [key for key, future in self._owed.items() if future.done()]:
             seat, found = self._seats[key], self._owed.pop(key).result()
@@ -345,6 +346,12 @@ class ChatAgent:
         for key in keys:
             self._seats.pop(key, None)
         return {}
+
+    def repeat(self, r: Request, text: str) -> None:
+        """Reads a request and takes `text` as the reply that was given to it, without asking the endpoint."""
+        seat = self._read(r)
+        if text:
+            seat.messages.append({"role": "assistant", "content": text})
 
     def lost_for_good(self, since: int = 0) -> list[Lost]:
         """Reasons for which every further seat would be lost too, among the losses from number `since` on."""
@@ -368,24 +375,31 @@ class ChatAgent:
         used = f"{found['calls']} calls, {found['tokens']} tokens, {self.kept} kept answers used"
         return f"chat: {used}; {cut}seats lost to the endpoint: {lost}"
 
-    def _begin(self, r: Request) -> Reply | None:
-        """Reads the request. If a reply is owed, answers from the file or asks the endpoint."""
+    def _read(self, r: Request) -> _Seat:
+        """Adds the request to its seat's chat."""
         text = r.text.strip("\n")
         if r.key not in self._seats:
             self._seats[r.key] = _Seat(r.seed, [{"role": "system", "content": text}])
         elif text:
             self._seats[r.key].hear(text)
         seat = self._seats[r.key]
-        if r.turn == TurnKind.WAIT:
-            return None
-        if seat.lost:
-            return Reply(r.key, "")
+        if r.turn == TurnKind.WAIT or seat.lost:
+            return seat
         seat.options = r.options
         if r.options:
             listed = "\n".join(f"{number}) {option}" for number, option in enumerate(r.options, start=1))
             seat.hear(f"Choose one of these, and answer with its number alone:\n{listed}")
         elif seat.messages[-1]["role"] != "user":
             seat.hear(YOUR_TURN)
+        return seat
+
+    def _begin(self, r: Request) -> Reply | None:
+        """Reads the request. If a reply is owed, answers from the file or asks the endpoint."""
+        seat = self._read(r)
+        if r.turn == TurnKind.WAIT:
+            return None
+        if seat.lost:
+            return Reply(r.key, "")
         settings = {name: getattr(self.config, name) for name in ("model", "temperature", "max_tokens")}
         seat.request = {"seed": seat.seed, **settings, "extra": self._extra, "messages": list(seat.messages)}
         known = self.answers.get(seat.request) if self.answers is not None else None

@@ -63,12 +63,13 @@ class Deed:
 class Moves:
     """The steps between two discussions: each player's action by step and name, and the kills and reports.
 
-    `rooms` holds where each living player belongs: at the start (step -1), then after each step.
+    By step, `rooms` holds where each living player belongs (also at the start, step -1), `bodies` where the dead lie.
     """
 
     by_step: dict[int, dict[str, Action]] = field(default_factory=dict)
     deeds: list[Deed] = field(default_factory=list)
     rooms: dict[int, dict[str, Room]] = field(default_factory=dict)
+    bodies: dict[int, dict[str, Room]] = field(default_factory=dict)
 
 
 @dataclass
@@ -149,13 +150,15 @@ def story(facts: Mapping[str, Any], replies: Sequence[Reply]) -> list[Moves | Me
             if action.act is Act.KILL and action.target in living:  # else another imposter was faster
                 living.remove(action.target)
                 bodies[action.target] = room_name(rooms[who])
+                rooms[action.target] = rooms[who]
                 last.deeds.append(Deed(step, Act.KILL, who, action.target, bodies[action.target]))
                 for name in living:
                     if name != who and rooms[name] == rooms[who] and name not in busy:
                         seen[name].add(who)
             elif action.act is Act.REPORT:
                 last.deeds.append(Deed(step, Act.REPORT, who, action.target, bodies[action.target]))
-        last.rooms[step] = {name: rooms[name] for name in living}
+        last.rooms[step] = {name: room for name, room in rooms.items() if name in living}
+        last.bodies[step] = {name: room for name, room in rooms.items() if name not in living}
     return chapters
 
 

@@ -415,12 +415,22 @@ class PlanningAgent(ModelAgent):
                     following = zip(next_tokens(planned), seat.ids, strict=True)
                     seat.logprobs = [math.log(after[token]) for after, token in following]
         reply = replace(super()._reply(key, seat), planned=planned)
+        self._note(key, reply.text)
+        return reply
+
+    def repeat(self, request: Request, ids: Sequence[int]) -> int:
+        start = super().repeat(request, ids)
+        if not self._seats[request.key].lost:
+            self._note(request.key, self.tokens.reply_text(ids))
+        return start
+
+    def _note(self, key: Key, text: str) -> None:
+        """Adds one's own reply to the talk."""
         if self.game == "dond":
-            parsed, said = dond_replies.parse_reply(reply.text, (0, 0, 0), False, 1), None
+            parsed, said = dond_replies.parse_reply(text, (0, 0, 0), False, 1), None
             if isinstance(parsed, dond_replies.Message):
                 said = dond_texts.passed_on(parsed.text, len(parsed.text))
             self._talk[key].append((True, said))
-        return reply
 
 
 def planning_agent(

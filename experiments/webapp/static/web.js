@@ -71,3 +71,42 @@ if (curves) setInterval(async () => {
   const answer = await fetch(curves.dataset.curves).catch(() => null);
   if (answer && answer.ok) curves.innerHTML = await answer.text();
 }, 5000);
+
+// The map of a recorded game of Among Us: a slider over its steps.
+const ways = document.querySelector("[data-ways]");
+if (ways) {
+  const { width, rooms, frames } = JSON.parse(ways.dataset.ways);
+  const slider = ways.querySelector("input"), body = ways.querySelector("tbody"), cells = [];
+  for (let i = 0; i < rooms.length; i++) {
+    if (i % width === 0) body.append(document.createElement("tr"));
+    const cell = document.createElement("td");
+    body.lastChild.append(cell);
+    cells.push(cell);
+  }
+  const draw = () => {
+    const frame = frames[slider.value];
+    ways.querySelector(".told").textContent = "step " + frame.step + (frame.text ? ": " + frame.text : "");
+    slider.setAttribute("aria-valuetext", "step " + frame.step);
+    cells.forEach((cell, i) => {
+      const name = document.createElement("small");
+      name.textContent = rooms[i];
+      cell.replaceChildren(name);
+      for (const [who, where] of [...Object.entries(frame.at), ...Object.entries(frame.bodies)]) {
+        if (where !== i) continue;
+        const tag = document.createElement(who in frame.bodies ? "s" : "span");
+        const hue = document.createElement("i");
+        hue.className = "hue";
+        hue.style.background = who.toLowerCase();
+        tag.append(hue, who);
+        cell.append(tag);
+      }
+    });
+  };
+  slider.addEventListener("input", draw);
+  for (const button of ways.querySelectorAll("[data-go]")) button.addEventListener("click", () => {
+    Number(button.dataset.go) < 0 ? slider.stepDown() : slider.stepUp();
+    draw();
+  });
+  ways.hidden = false;
+  draw();
+}

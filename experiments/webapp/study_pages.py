@@ -1,0 +1,194 @@
+"""The pages of a study: information and consent, a screening question, games, pay, the end, withdrawal.
+
+Where a study is served, there are no other pages: whoever takes part sees neither who the opponents are nor others'
+games.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from experiments.webapp.engine import Engine, Sight
+from experiments.webapp.forms import done, form_of
+from experiments.webapp.opponents import Opponents
+from experiments.webapp.roster import Person, Roster
+from experiments.webapp.study import Study
+from marl.common.errors import UserError
+from marl.report.views import NO_DEAL
+
+Html = Callable[..., Response]
+Page = Callable[[Request, str], Awaitable[Response]]
+
+
+@dataclass
+class StudyPages:
+    """`html(template, status, **values)` renders a page; `folder` holds the transcripts of finished games."""
+
+    roster: Roster
+    engine: Engine
+    opponents: Opponents
+    folder: Path
+    html: Html
+    played: Mapping[tuple[str, str], tuple[str, Mapping[str, Any]]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.played = opponents_of(self.roster, self.opponents)
+
+    def pages(self) -> list[tuple[str, Page, str]]:
+        return [
+            ("/", self.home, "GET"),
+            ("/study", self.home, "GET"),
+            ("/study/consent", self.consent, "POST"),
+            ("/study/screening", self.screening, "POST"),
+            ("/study/next", self.next, "POST"),
+            ("/study/finish", self.finish, "POST"),
+            ("/study/withdraw", self.ask, "GET"),
+            ("/study/withdraw", self.withdraw, "POST"),
+        ]
+
+    async def home(self, request: Request, session: str) -> Response:
+        return await run_in_threadpool(self.shown, session)
+
+    def shown(self, session: str, why: str = "") -> Response:
+        """The page of where this person is in the study."""
+        study, person = self.roster.study, self.roster.person(session)
+        status = 400 if why else 200
+        if person is None or person.version != study.version:
+            return self.html("study_information.html", status, pays=pays_of(study), again=person is not None, why=why)
+        if person.state == "screening":
+            return self.html("study_screening.html", status, why=why)
+        if person.state == "refused":
+            return self.html("study_refused.html")
+        games = self.roster.games(session)
+        open_game = next((game.game for game in games if game.state == "open"), None)
+        return self.html(
+            "study.html",
+            status,
+            person=person,
+            part=study.parts[person.part],
+            pay=study.pay_in(person.part),
+            earned=study.pay.money(self.roster.pay(person)),
+            played=len(games),
+            open_game=open_game,
+            why=why,
+        )
+
+    async def consent(self, request: Request, session: str) -> Response:
+        form, statements = await form_of(request), self.roster.study.consent
+        if any(form.get(f"agree{number}") != "yes" for number in range(len(statements))):
+            why = "You can take part only if you agree to every statement. If you do not, simply leave this page."
+            return await run_in_threadpool(self.shown, session, why)
+        await run_in_threadpool(self.roster.consent, session)
+        return RedirectResponse("/study", 303)
+
+    async def screening(self, request: Request, session: str) -> Response:
+        screening, answer = self.roster.study.screening, (await form_of(request)).get("answer", "")
+        if screening is not None and answer in screening.answers:
+            await run_in_threadpool(self.roster.passed, session, answer == screening.right)
+            return RedirectResponse("/study", 303)
+        return await run_in_threadpool(self.shown, session, "Choose one of the answers.")
+
+    def playing(self, session: str) -> Person:
+        """The person, if it takes part now. UserError otherwise."""
+        person = self.roster.person(session)
+        if person is None or person.version != self.roster.study.version or person.state != "playing":
+            raise UserError("You do not take part in this study now. Load its first page.")
+        return person
+
+    async def next(self, request: Request, session: str) -> Response:
+        person = await run_in_threadpool(self.playing, session)
+        games = await run_in_threadpool(self.roster.games, session)
+        for game in games:
+            if game.state == "open":
+                return RedirectResponse(f"/play/{game.game}", 303)
+        if len(games) >= self.roster.study.games:
+            return RedirectResponse("/study", 303)
+        record = await run_in_threadpool(self.roster.assign, person, self.played)
+        try:
+            await run_in_threadpool(self.opponents.load, record.opponent, record.env, self.engine.busy())
+            await done(self.engine.open(record))
+        except UserError as error:
+            await run_in_threadpool(self.roster.take_back, record.id)
+            return await run_in_threadpool(self.shown, session, str(error))
+        return RedirectResponse(f"/play/{record.id}", 303)
+
+    async def finish(self, request: Request, session: str) -> Response:
+        await self.stop_games(session)
+        await run_in_threadpool(self.roster.finish, session)
+        return RedirectResponse("/study", 303)
+
+    async def ask(self, request: Request, session: str) -> Response:
+        return self.html("study_withdraw.html", there=await run_in_threadpool(self.roster.person, session))
+
+    async def withdraw(self, request: Request, session: str) -> Response:
+        if await run_in_threadpool(self.roster.person, session) is not None:
+            await self.stop_games(session)
+            for game in await run_in_threadpool(self.roster.withdraw, session):
+                (self.folder / f"{game}.jsonl").unlink(missing_ok=True)
+        return self.html("study_withdrawn.html")
+
+    async def stop_games(self, session: str) -> None:
+        for game in await run_in_threadpool(self.roster.games, session):
+            if game.state == "open":
+                await done(self.engine.stop(game.game, "You stopped the game."))
+
+    def ending(self, sight: Sight) -> dict[str, Any]:
+        """What a person is told at a game's end: points, pay, what went wrong, and how much is earned so far."""
+        person = self.roster.person(sight.person)
+        if person is None or sight.state in ("yours", "waiting"):
+            return {}
+        games = self.roster.games(sight.person)
+        game = next((game for game in games if game.game == sight.id), None)
+        if game is None:
+            return {}
+        pay, result = self.roster.as_of(game.version).pay_in(game.part), game.result
+        how, wrong = result.get("how", ""), ""
+        if how == "failed":
+            wrong = "The opponent or the server failed. This is not your fault."
+        elif result.get("aborted_by") == "opponent":
+            wrong = "The opponent broke the rules too often. This is not your fault."
+        elif how in NO_DEAL:
+            wrong = f"No deal: {NO_DEAL[how]}."
+        return {
+            "points": f"{result['score']:g}" if "score" in result else "",
+            "wrong": wrong,
+            "pay": pay.money(pay.of(result)),
+            "earned": pay.money(self.roster.pay(person)),
+            "number": game.number,
+            "more": person.state == "playing" and len(games) < self.roster.study.games,
+        }
+
+
+def pays_of(study: Study) -> dict[str, str]:
+    """What is paid for what, over all parts: "$0.10 or $0.20" where they differ."""
+    pays = [study.pay_in(name) for name in study.parts]
+    return {
+        name: " or ".join(dict.fromkeys(pay.money(getattr(pay, name)) for pay in pays))
+        for name in ("taking_part", "game", "point", "aborted")
+        if any(getattr(pay, name) for pay in pays)
+    }
+
+
+def opponents_of(roster: Roster, opponents: Opponents) -> dict[tuple[str, str], tuple[str, dict[str, Any]]]:
+    """Each condition's opponent and game, by part and condition, all loaded: nobody is to wait, or to meet a failure.
+
+    UserError if one is not there, its game is wrong, or they do not fit into memory.
+    """
+    found = {}
+    opponents.models = max(opponents.models, sum(len(part.conditions) for part in roster.study.parts.values()))
+    for name, part in roster.study.parts.items():
+        for each, condition in part.conditions.items():
+            where = f"parts.{name}.conditions.{each}"
+            opponent = opponents.of_condition(condition, part.game, where)
+            env = {**opponent.env, **part.env, **condition.env, "game": part.game, "style": "natural"}
+            opponents.check(opponent.name, env, condition.seat, where)
+            opponents.load(opponent.name, env, set())
+            found[name, each] = opponent.name, env
+    return found

@@ -1,0 +1,73 @@
+"""A server in a process of its own that is killed, and a second one beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.experiments.webapp.browsing import ROOT, server
+from tests.experiments.webapp.test_web import Page
+
+pytestmark = pytest.mark.slow
+MANY = ("games_at_once=20", "games_each=20")
+
+
+def seen(page: Page) -> list[str]:
+    """What the page's log says, line by line."""
+    log = page.text.partition('role="log"')[2].partition('<div id="now">')[0]
+    return re.findall(r'<(?:p class="news[^"]*"|div class="bubble")>(.*?)</(?:p|div)>', log)
+
+
+def test_twenty_games_outlive_the_server(tmp_path: Path) -> None:
+    """It is killed while replies of 20 games are under way. Afterwards every game goes on: no line is lost or twice."""
+    client = httpx2.Client(follow_redirects=True, timeout=60)
+
+    def replied(page: Page) -> None:
+        with suppress(httpx2.HTTPError, IndexError, AssertionError):  # the server dies meanwhile
+            page.move()
+
+    with server(tmp_path, *MANY) as (address, process):
+        client.base_url = address
+        pages = [
+            Page(client, *(("dond", "scripted", "player_0") if n % 2 else ("among_us", "careful", "crewmate")))
+            for n in range(20)
+        ]
+        for page in pages:
+            page.settle()
+            page.move()
+        shown = [seen(page) for page in pages]
+        with ThreadPoolExecutor(20) as pool:
+            moves = [pool.submit(replied, page) for page in pages]
+            moves[3].result()
+            process.kill()
+            process.wait()
+    port = int(address.rpartition(":")[2])
+    with server(tmp_path, *MANY, port=port):
+        for page, before in zip(pages, shown, strict=True):
+            page.load()
+            page.settle()
+            assert seen(page)[: len(before)] == before
+            page.finish()
+            assert page.state == "over", page.text
+    games = list((tmp_path / "web/episodes").glob("*.jsonl"))
+    assert len(games) == 20
+    for path in games:
+        transcript = json.loads(path.read_text())
+        steps = [(turn["agent"], turn["step"]) for turn in transcript["turns"]]
+        assert len(set(steps)) == len(steps)
+
+
+def test_a_second_server_says_that_there_is_one(tmp_path: Path) -> None:
+    with server(tmp_path):
+        command = [sys.executable, "-m", "experiments.web", f"runs={tmp_path}", "port=0"]
+        second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert second.returncode != 0
+    assert "another server uses these games" in second.stderr and "Traceback" not in second.stderr

@@ -1,0 +1,417 @@
+"""A study: what its file may say, who plays whom, what is paid, kept, deleted and exported."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+pytest.importorskip("starlette")
+pytest.importorskip("httpx")
+
+from starlette.testclient import TestClient
+
+from envs.core import Style
+from experiments import train, web, web_export, web_simulate
+from experiments.webapp.store import TABLES, Store
+from experiments.webapp.study import Pay, pick, read_study
+from marl.agents.base import Agent
+from marl.agents.scripted.dond import make_player
+from marl.agents.text import TextAgent
+from marl.common.errors import UserError
+from marl.report.transcripts import read_episodes
+from marl.rollout.games import env_maker, scripted
+from marl.rollout.rollout import rollout
+from marl.rollout.seeds import Game, draw_games
+from tests.composing import DOND, configure
+from tests.experiments.webapp.test_web import Page
+
+STUDY: dict[str, Any] = {
+    "name": "small",
+    "version": 1,
+    "title": "A small study",
+    "information": "What this is about.\n\nAnd what is kept.",
+    "consent": ["I am old enough.", "I agree."],
+    "contact": "nobody@example.org",
+    "games": 3,
+    "pay": {"currency": "£", "taking_part": 1.0, "game": 0.1, "point": 0.2, "aborted": 0.25},
+    "parts": {
+        "alone": {
+            "env": {"objective": 0.0},
+            "instructions": "Win points.",
+            "conditions": {"hard": {"opponent": "stubborn"}, "soft": {"opponent": "generous"}},
+        }
+    },
+}
+
+
+def written(folder: Path, **changes: Any) -> str:
+    """A study's file: STUDY with these changes, of nested entries by names with dots."""
+    study = json.loads(json.dumps(STUDY))
+    for key, value in changes.items():
+        at, *names = study, *key.split("__")
+        for name in names[:-1]:
+            at = at.setdefault(name, {})
+        at[names[-1]] = value
+    path = folder / "small.yaml"
+    path.write_text(yaml.safe_dump(study))
+    return str(path)
+
+
+@contextmanager
+def studying(runs: Path, *settings: str) -> Iterator[Any]:
+    """A server of the study in runs/small.yaml; makes browsers."""
+    cfg = configure("web", f"runs={runs}", f"protocol={runs}/small.yaml", "device=cpu", "requests=100000", *settings)
+    web.check(cfg)
+    app, shut = web.site(cfg)
+    try:
+        yield lambda: TestClient(app, base_url="http://localhost:8700")
+    finally:
+        shut()
+
+
+def join(person: TestClient) -> str:
+    """Agrees to everything; returns the first page of whoever takes part."""
+    found = person.post("/study/consent", data={"agree0": "yes", "agree1": "yes"})
+    assert found.status_code == 200
+    return str(found.text)
+
+
+class Turn(Page):
+    """A game of a study."""
+
+    def __init__(self, browser: TestClient) -> None:
+        self.browser, self.game, self.sent = browser, "dond", []
+        found = browser.post("/study/next")
+        self.address = str(found.url.path)
+        self.read(found.text)
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# --- The file ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"colour": "red"}, "study.colour is no setting of Study"),
+        ({"parts__alone__conditions__hard__opponnent": "x"}, "opponnent is no setting of Condition"),
+        ({"parts__alone__conditions__hard__weight": 0.5}, "conditions.soft.weight is missing"),
+        (
+            {"parts__alone__conditions": {n: {"opponent": "fair", "weight": w} for n, w in (("a", 0.5), ("b", 0.6))}},
+            r"weights 0.5 \+ 0.6 add up to 1.1",
+        ),
+        ({"parts__alone__conditions": {}}, "conditions is empty"),
+        ({"parts": {}}, "parts is empty"),
+        ({"assignment": "fair"}, "assignment=fair: must be balanced or random"),
+        ({"name": "../x"}, "name=../x"),
+        ({"games": 0}, "games=0"),
+        ({"pay__point": -1}, r"pay.point=-1"),
+        ({"parts__alone__pay": {"poind": 1.0}}, "poind is no setting of Pay"),
+        ({"consent": []}, "consent is empty"),
+        ({"information": " "}, "information is empty"),
+        ({"screening": {"question": "?", "answers": ["a"], "right": "b"}}, "right=b"),
+        ({"version": "one"}, "version"),
+    ],
+)  # fmt: skip
+def test_a_bad_file_is_told_in_a_sentence(changes: Mapping[str, Any], why: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=why) as found:
+        read_study(written(tmp_path, **changes))
+    assert "small.yaml: " in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"parts__alone__conditions__hard__opponent": "nobody"}, "conditions.hard.*no finished run nobody"),
+        ({"parts__alone__conditions__hard__iteration": 3}, "hard.*neither plans nor has iterations"),
+        ({"parts__alone__conditions__hard__opponent": "chat"}, "give its endpoint"),
+        ({"parts__alone__conditions__hard__seat": "imposter"}, "hard.*seat=imposter"),
+        ({"parts__alone__env": {"objectiv": 1.0}}, "hard.*objectiv"),
+        ({"parts__alone__game": "chess"}, "hard.*chess"),
+    ],
+)
+def test_what_cannot_be_played_is_told_before_anybody_comes(
+    changes: Mapping[str, Any], why: str, tmp_path: Path
+) -> None:
+    written(tmp_path, **changes)
+    with pytest.raises(UserError, match=why), studying(tmp_path):
+        pass
+    written(tmp_path)
+    with studying(tmp_path):  # the failed start has let go of the database
+        pass
+
+
+def test_blanks_have_to_be_filled_in(tmp_path: Path) -> None:
+    for given in ("protocol=dond_humans", f"protocol={written(tmp_path, contact='[[WHO]]')}"):
+        with pytest.raises(UserError, match=r"\[\[.*has to be filled in"):
+            web.check(configure("web", given))
+        web.check(configure("web", given, "simulated=true"))
+    with pytest.raises(UserError, match="there is no such file"):
+        web.check(configure("web", "protocol=dond_human"))
+
+
+def test_another_text_needs_another_version(tmp_path: Path) -> None:
+    written(tmp_path)
+    with studying(tmp_path) as browser:
+        person = browser()
+        join(person)
+        cookies = person.cookies
+    written(tmp_path, games=4)
+    with pytest.raises(UserError, match="Raise its version"), studying(tmp_path):
+        pass
+    written(tmp_path, games=4, version=2)
+    with studying(tmp_path) as browser:
+        person = browser()
+        person.cookies = cookies
+        assert "has changed since you agreed" in person.get("/study").text
+        assert person.post("/study/next").status_code == 400
+        assert "0 of 4" in join(person)
+
+
+def test_programs_and_people_are_kept_apart(tmp_path: Path) -> None:
+    written(tmp_path)
+    with studying(tmp_path, f"out={tmp_path}/one") as browser:
+        assert "A simulation" not in browser().get("/study").text
+    with (
+        pytest.raises(UserError, match="of people, or of programs"),
+        studying(tmp_path, f"out={tmp_path}/one", "simulated=true"),
+    ):
+        pass
+    with pytest.raises(UserError, match="simulated=false"):
+        web_export.main(
+            configure("web_export", f"protocol={tmp_path}/small.yaml", f"study_out={tmp_path}/one", "simulated=true")
+        )
+    with studying(tmp_path, "simulated=true") as browser:
+        assert "A simulation" in browser().get("/study").text
+
+
+def test_older_tables_are_taken_over_and_newer_ones_refused(tmp_path: Path) -> None:
+    path = tmp_path / "games.sqlite"
+    with sqlite3.connect(path) as db:
+        db.executescript(f"{TABLES} PRAGMA user_version = 1;")
+        db.execute("INSERT INTO games VALUES ('g', 'me', 'fair', '{}', 'any', 1, 1.0, 'over', '[]')")
+    db.close()
+    store = Store(path)
+    assert store.find("g") is not None and store.result("g") == {}
+    store.close()
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+    with pytest.raises(UserError, match="have version 99, expected 2"):
+        Store(path)
+
+
+# --- Assignment and pay -----------------------------------------------------------------------------------------------
+def test_balanced_assignment_follows_the_weights() -> None:
+    rng = np.random.default_rng(0)
+    weights = {"a": 0.5, "b": 0.25, "c": 0.25}
+    every: Counter[str] = Counter()
+    for _ in range(10):  # people of eight games each
+        own: Counter[str] = Counter()
+        for _ in range(8):
+            name = pick(weights, own, every, "balanced", rng)
+            own[name] += 1
+            every[name] += 1
+        assert own == {"a": 4, "b": 2, "c": 2}
+    one_each: Counter[str] = Counter()
+    for _ in range(40):  # people of one game each
+        one_each[pick(weights, {}, one_each, "balanced", rng)] += 1
+    assert one_each == {"a": 20, "b": 10, "c": 10}
+    drawn = Counter(pick(weights, {}, {}, "random", rng) for _ in range(4000))
+    assert abs(drawn["a"] - 2000) < 150 and abs(drawn["b"] - 1000) < 130
+
+
+@pytest.mark.parametrize(
+    ("result", "paid"),
+    [
+        ({}, 0.0),  # not over
+        ({"how": "deal", "score": 7.0}, 0.1 + 0.2 * 7),
+        ({"how": "mismatch", "score": 0.0}, 0.1),
+        ({"how": "deal", "score": -3.0}, 0.1),  # nobody pays to play
+        ({"how": "abort", "score": 0.0, "aborted_by": "opponent"}, 0.25),
+        ({"how": "abort", "score": 0.0, "aborted_by": "person"}, 0.1),
+        ({"how": "failed"}, 0.25),
+        ({"how": "stopped"}, 0.0),
+    ],
+)
+def test_pay(result: Mapping[str, Any], paid: float) -> None:
+    assert Pay("$", 1.0, 0.1, 0.2, 0.25).of(result) == pytest.approx(paid)
+
+
+# --- Taking part ------------------------------------------------------------------------------------------------------
+def test_from_consent_to_the_export(tmp_path: Path) -> None:
+    written(tmp_path, screening={"question": "How many?", "answers": ["One", "Two"], "right": "Two"})
+    sent = []
+    with studying(tmp_path) as browser:
+        for path in ("/play", "/watch", "/runs", "/watch/web/x/1"):
+            assert browser().get(path).status_code == 404
+        wrong = browser()
+        assert wrong.post("/study/next").status_code == 400  # nobody plays who has not agreed
+        assert wrong.post("/study/consent", data={"agree0": "yes"}).status_code == 400
+        assert "One question first" in join(wrong)
+        assert wrong.post("/study/next").status_code == 400
+        assert "is not for you" in wrong.post("/study/screening", data={"answer": "One"}).text
+        assert "is not for you" in wrong.post("/study/screening", data={"answer": "Two"}).text  # no second try
+        person = browser()
+        join(person)
+        assert "0 of 3" in person.post("/study/screening", data={"answer": "Two"}).text
+        for number in (1, 2, 3):
+            game = Turn(person)
+            assert Turn(person).address == game.address  # one game at a time
+            game.finish()
+            assert f"Game {number} is over" in game.text and "Watch" not in game.text
+            sent += game.sent
+        again = person.post("/study/next")
+        assert again.url.path == "/study" and "Thank you" in again.text
+        told = again.text
+    export = web_export.main(configure("web_export", f"protocol={tmp_path}/small.yaml", f"runs={tmp_path}"))
+    games, people = rows(export / "games.csv"), rows(export / "people.csv")
+    assert [g["condition"] for g in games].count("hard") in (1, 2) and {g["played_by"] for g in games} == {"human"}
+    by_hand = 1.0 + sum(0.1 + 0.2 * float(g["points"]) for g in games if g["how"] != "abort")
+    by_hand += sum(0.1 for g in games if g["how"] == "abort")
+    (mine,) = (p for p in people if p["state"] == "playing")
+    assert float(mine["pay"]) == pytest.approx(by_hand) and f"£{by_hand:.2f}" in told and mine["person"] in told
+    transcripts = [json.loads(line) for line in (export / "games.jsonl").read_text().splitlines()]
+    assert len(transcripts) == 3 and all(t["about"]["person"] == mine["person"] for t in transcripts)
+    for text in sent:  # neither who the opponent is nor how games are assigned
+        assert "stubborn" not in text and "generous" not in text and "hard" not in text
+    summary = json.loads((export / "study.json").read_text())
+    assert summary["people"] == {"consented": 2, "playing": 1, "refused": 1, "withdrawn": 0}
+    folder = tmp_path / "study-small"
+    kept = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    assert b"testclient" not in kept and b"127.0.0.1" not in kept  # no browser's name, no address
+
+
+def test_whoever_withdraws_leaves_nothing(tmp_path: Path) -> None:
+    written(tmp_path)
+    with studying(tmp_path) as browser:
+        stays, leaves = browser(), browser()
+        for person in (stays, leaves):
+            join(person)
+            Turn(person).finish()
+        code = leaves.get("/study").text.partition("<code>")[2].partition("</code>")[0]
+        game = Turn(leaves)
+        game.settle()
+        if game.state == "yours":
+            leaves.post(game.address, data={"number": game.number, "kind": "message", "text": "zebracrossing"})
+        session = leaves.cookies["session"].partition(".")[0]
+        assert "Withdraw and delete" in leaves.get("/study/withdraw").text
+        assert "Everything is deleted" in leaves.post("/study/withdraw").text
+        assert leaves.get(game.address).status_code == 404
+        assert "I agree and take part" in leaves.get("/study").text
+        folder = tmp_path / "study-small"
+        assert len(list((folder / "episodes").glob("*.jsonl"))) == 1
+        kept = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+        for gone in (session, code, "zebracrossing", game.address.rpartition("/")[2]):
+            assert gone.encode() not in kept, gone
+        assert "1 of 3" in stays.get("/study").text
+    export = web_export.main(configure("web_export", f"protocol={tmp_path}/small.yaml", f"runs={tmp_path}"))
+    assert json.loads((export / "study.json").read_text())["people"]["withdrawn"] == 1
+    assert len(rows(export / "people.csv")) == 1
+
+
+def test_an_export_without_a_study_says_so(tmp_path: Path) -> None:
+    written(tmp_path)
+    with pytest.raises(UserError, match="there is no such study yet"):
+        web_export.main(configure("web_export", f"protocol={tmp_path}/small.yaml", f"runs={tmp_path}"))
+
+
+def test_the_difference_of_two_conditions_is_over_people() -> None:
+    """Two people who differ by 10 but each find condition a better by exactly 1: the difference is 1, without doubt."""
+    a, b = [(0, 1.0), (0, 1.0), (1, 11.0), (1, 11.0)], [(0, 0.0), (0, 0.0), (1, 10.0), (1, 10.0)]
+    found = web_export.difference(a, b, np.random.default_rng(0))
+    assert (found.mean, found.low, found.high, found.n) == (1.0, 1.0, 1.0, 2)
+    assert np.isnan(web_export.difference([(0, 1.0)], [(0, 2.0)], np.random.default_rng(0)).low)
+
+
+# --- Simulations ------------------------------------------------------------------------------------------------------
+def direct(opponent: str, count: int) -> list[float]:
+    """The partner's points of a fair negotiator's games with this opponent, played without any page."""
+    person = TextAgent("person", lambda seed, role: make_player("fair", seed), style=Style.NATURAL)
+    other = scripted("dond", opponent)
+    other.style = Style.NATURAL
+    seat: dict[int, str] = {}
+
+    def cast(game: Game, env: Any) -> Mapping[str, Agent]:
+        seat[game.seed] = env.possible_agents[game.seed % 2]
+        return {**dict.fromkeys(env.possible_agents, other), seat[game.seed]: person}
+
+    settings = {**web_settings(), "objective": 0.0, "style": "natural"}
+    episodes = rollout(list(draw_games(0, count=count)), cast, env_maker(settings), 16)
+    return [sum(v for a, v in e.outcome["points"].items() if a != seat[e.seed]) for e in episodes]
+
+
+def web_settings() -> dict[str, Any]:
+    return dict(configure("web").games.dond.env)
+
+
+@pytest.mark.slow
+def test_a_simulation_recovers_a_known_difference(tmp_path: Path) -> None:
+    """200 games by programs through the pages: the export's interval holds the difference between two opponents that
+    2000 games without pages have, and leaves out 0."""
+    written(tmp_path, games=20)
+    settings = (f"runs={tmp_path}", f"protocol={tmp_path}/small.yaml")
+    web_simulate.main(configure("web_simulate", *settings, "plays=200", "people=10", "device=cpu"))
+    export = web_export.main(configure("web_export", *settings, "simulated=true"))
+    assert all(path.name.startswith("simulated_") for path in export.iterdir())
+    assert b"human" not in b"".join(path.read_bytes() for path in export.iterdir())
+    games = rows(export / "simulated_games.csv")
+    assert Counter(g["condition"] for g in games) == {"hard": 100, "soft": 100}
+    assert {g["state"] for g in games} == {"over"} and {g["played_by"] for g in games} == {"simulated"}
+    found = {(r["arm"], r["metric"]): r for r in rows(export / "simulated_table.csv")}
+    row = found["alone/soft - hard", "partner_points"]
+    known = float(np.mean(direct("generous", 1000)) - np.mean(direct("stubborn", 1000)))
+    assert known < -1
+    assert float(row["low"]) < known < float(row["high"]) < 0, (row, known)
+    assert (row["people"], row["games"]) == ("10", "200")
+
+
+def test_programs_play_among_us_too(tmp_path: Path) -> None:
+    """A won game is a point; whoever is the imposter or a crewmate is told so by the page, and plays as one."""
+    quick = {"max_steps": 60, "cooldown": 1, "messages_each": 1}
+    conditions = {seat: {"opponent": "careful", "seat": seat} for seat in ("crewmate", "imposter")}
+    written(tmp_path, parts={"one": {"game": "among_us", "env": quick, "conditions": conditions}})
+    settings = (f"runs={tmp_path}", f"protocol={tmp_path}/small.yaml")
+    web_simulate.main(configure("web_simulate", *settings, "plays=2", "people=1", "player=careful", "device=cpu"))
+    export = web_export.main(configure("web_export", *settings, "simulated=true"))
+    games = rows(export / "simulated_games.csv")
+    assert {g["condition"] for g in games} == {"crewmate", "imposter"} and {g["state"] for g in games} == {"over"}
+    for game in games:
+        assert float(game["score"]) == (game["won"] == "True")
+        assert float(game["pay"]) == pytest.approx(0.1 + 0.2 * (game["won"] == "True"))
+
+
+@pytest.mark.slow
+def test_the_shipped_study_plays_with_checkpoints_along_filtered_cloning(tmp_path: Path) -> None:
+    """Small runs of filtered cloning with the names and checkpoints that conf/study_page/dond_humans.yaml expects."""
+    for objective in ("1.0", "0.0"):
+        train.main(
+            configure(
+                "train", *DOND, "algo=filtered_bc", "name=dond_filtered_bc", "arm=filtered_bc", "algo.games=4",
+                "algo.iterations=12", "checkpoint.every=3", "checkpoint.keep=4", "eval.every=12", "reward=default",
+                f"env.objective={objective}", f"runs={tmp_path}", "algo.max_new_tokens=8", "algo.concurrency=4",
+            )
+        )  # fmt: skip
+    settings = (f"runs={tmp_path}", "protocol=dond_humans")
+    small = ("plays=20", "people=2", "device=cpu", "games.dond.env.max_entries=6")
+    web_simulate.main(configure("web_simulate", *settings, *small))
+    export = web_export.main(configure("web_export", *settings, "simulated=true"))
+    games = rows(export / "simulated_games.csv")
+    assert Counter(g["part"] for g in games) == {"cooperative": 10, "semi_competitive": 10}
+    assert set(Counter((g["part"], g["condition"]) for g in games).values()) == {2}
+    played = {(g["condition"], g["opponent"].partition("@")[2]) for g in games}
+    assert played == {(f"iteration_{n}", str(n)) for n in (0, 3, 6, 9, 12)}
+    names = {tuple(sorted(t["players"].values())) for t in read_episodes(export / "simulated_games.jsonl")}
+    assert len(names) == 10 and not any("human" in each for each in names)
