@@ -72,6 +72,10 @@ class Spec:
             )
         if base.data == "human" and game != "dond":
             raise UserError(f"base=human: people played Deal or No Deal, not env.game={game}; choose base=scripted")
+        if base.data == "human" and self.env.get("format", "free") != "free":
+            raise UserError(
+                f"env.format={self.env['format']}: people's dialogues are in the free form; take it, or base=scripted"
+            )
         if base.lessons and base.data == "human":
             raise UserError(
                 f"base.lessons={list(base.lessons)}: only scripted players answer; must be [] with base=human"

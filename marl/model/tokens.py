@@ -342,7 +342,8 @@ class View:
             self.cue(question.candidates)
             self.stream.kinds[length:] = [Kind.QUESTION] * (len(self.stream) - length)
         else:
-            ids, listing = self.tokens.label(question.candidates)
+            letters = string.ascii_uppercase[: len(question.candidates)]
+            ids, listing = self.tokens.label(tuple(letters) if question.letters else question.candidates)
             text_ids = self._heard(question.text + listing)
             if form.ask_in_turn:
                 text_ids += form.cue

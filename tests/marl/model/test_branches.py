@@ -16,9 +16,10 @@ from marl.decoding.engine import Engine
 from marl.learning.batch import collate
 from marl.model.branches import read_questions, reads_branches, sees
 from marl.model.policy import Policy
+from marl.model.tokens import YOUR_TURN, Tokens, View
 from marl.storage.checkpoint import load_policy, save_policy
 from marl.types import Belief, Episode, Kind, Stream, Turn
-from tests.marl.models import CHATML, RECURRENT, hf_policy, random_lm, small_tokens, tiny_policy
+from tests.marl.models import CHATML, RECURRENT, hf_policy, hf_tokenizer, random_lm, small_tokens, tiny_policy
 
 ATTENTION = ("gpt2", "llama", "qwen3", "mistral")  # mistral sees 16 tokens
 NUMBERS = tuple(str(n) for n in range(11))
@@ -72,6 +73,57 @@ def test_a_question_that_was_recorded_twice_is_read_once() -> None:
     episode = three_turns()
     twice = collate([(episode.__class__(**{**vars(episode), "beliefs": episode.beliefs * 2}), "a")], {})
     assert twice.shape == (1, 13) and twice.position.tolist() == [9, 10, 12] * 2
+
+
+# -- what a chat model reads -------------------------------------------------------------------------------------------
+
+
+def test_a_conversation_without_a_trace_of_questions() -> None:
+    """As the template writes it: the rules as a system turn, a user's turn that asks for a reply, and replies."""
+    tokens = Tokens(hf_tokenizer(CHATML, single_digits=True))
+    asked = Question("What is it worth?", NUMBERS, "3")
+    views = []
+    for questions in ((), (asked,)):
+        tokens.beside = True
+        view = View(tokens)
+        view.observe("Take turns.", questions, 0)
+        view.cue()
+        ids = tokens.encode("[message] Hi [END]")
+        view.reply(ids, Kind.SPEECH)
+        view.observe("Partner: No\n", questions, 1)
+        view.cue()
+        views.append(view)
+    chat = [
+        ("system", "Take turns."),
+        ("user", YOUR_TURN),
+        ("assistant", "[message] Hi [END]"),
+        ("user", "Partner: No\n"),
+    ]
+    messages = [{"role": role, "content": text} for role, text in chat]
+
+    def written(more: str = "", upto: int = 4) -> str:
+        turns = messages[:upto] + ([{"role": "user", "content": more}] if more else [])
+        return str(tokens.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+
+    assert views[0].stream == views[1].stream and tokens.decode(views[0].stream.tokens) == written()
+    listed = asked.text + "".join(f"\n{letter}) {n}" for letter, n in zip("ABCDEFGHIJK", NUMBERS, strict=True))
+    first, second = views[1].asked
+    for each, upto in ((first, 1), (second, 4)):  # the whole conversation as it stood, and the question
+        ids = [*views[1].stream.tokens[: each.position + 1], *each.branch]
+        assert tokens.decode(ids) == written(listed, upto)
+        assert tokens.decode(each.candidate_ids) == "ABCDEFGHIJK"
+
+
+def test_letters_of_the_games_own_legend_are_not_listed() -> None:
+    tokens = Tokens(hf_tokenizer(CHATML, single_digits=True))
+    for beside in (True, False):
+        tokens.beside = beside
+        view = View(tokens)
+        view.observe("A is 0.", (Question("Points?", NUMBERS, "3", letters=True),), 0)
+        (asked,) = view.asked
+        ids = [*view.stream.tokens[: asked.position + 1], *asked.branch]
+        assert tokens.decode(ids).endswith("<|im_start|>user\nPoints?<|im_end|>\n<|im_start|>assistant\n")
+        assert tokens.decode(asked.candidate_ids) == "ABCDEFGHIJK" and bool(asked.branch) is beside
 
 
 # -- states ------------------------------------------------------------------------------------------------------------
