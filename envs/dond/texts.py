@@ -47,7 +47,7 @@ Your score: your points + ({objective:g}) x your partner's. {goal}
 Neither sees the other's values. Take turns; the first sends a message. A proposal ends the talk: each of you then
 claims a part of the pool, unseen. If both claims add up to the pool, it is a deal and pays; else both of you get 0
 points, as after {max_entries} messages and proposals, or {max_errors} refused replies in a row.
-{replies}Asked for points, answer with a letter: A is 0, B is 1, and so on to K, which is 10.
+{replies}Asked of an item, say by letter what one is worth to your partner: A is 0, B is 1, and so on to K, which is 10.
 """
 _BRIEF_TAGGED = "To talk, reply {message} your text {end}. To claim, reply {form}, in this order.\n"
 _BRIEF_GOALS = {
@@ -119,7 +119,7 @@ WORDING = {
     },
 }
 _NATURAL_QUESTIONS = tuple(f"How many points is one {item} worth to your partner?" for item in ("book", "hat", "ball"))
-_BRIEF_QUESTIONS = tuple(f"Your partner's points for a {item}?" for item in ("book", "hat", "ball"))
+_BRIEF_QUESTIONS = ("Book?", "Hat?", "Ball?")
 _COMPACT_QUESTIONS = tuple(f"<{item}?>" for item in ITEMS)
 _CANDIDATES = tuple(str(value) for value in range(MAX_POINTS + 1))
 QUESTIONS = {  # [style][item][the partner's value]
