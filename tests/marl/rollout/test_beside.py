@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from envs.core import TurnKind
 from marl.agents.model import ModelAgent
 from marl.algorithms.filtered_bc import without_errors
 from marl.learning.advantages import Credit, add_advantages
@@ -37,6 +38,7 @@ from tests.marl.updates import READS, REWARDS, TERMS, identical, noisy, weights_
 GAMES = 4
 SETTINGS = {
     "dond": {"game": "dond", "style": "natural", "max_entries": 6},
+    "in_parts": {"game": "dond", "style": "brief", "format": "structured", "max_entries": 6},
     "among_us": {"game": "among_us", "style": "compact", "max_steps": 60, "cooldown": 1},
     "by_vote": {"game": "among_us", "style": "compact", "max_steps": 60, "cooldown": 1, "belief": "vote"},
 }
@@ -81,7 +83,7 @@ def tiny() -> Policy:
 
 @pytest.fixture(params=SETTINGS)
 def case(request: pytest.FixtureRequest, chat: Policy, tiny: Policy) -> Iterator[tuple[dict[str, Any], Policy]]:
-    yield SETTINGS[request.param], chat if request.param == "dond" else tiny
+    yield SETTINGS[request.param], chat if SETTINGS[request.param]["game"] == "dond" else tiny
 
 
 def agent_of(policy: Policy, **settings: Any) -> ModelAgent:
@@ -124,6 +126,7 @@ def test_sampler_and_trainer_agree(case: tuple[dict[str, Any], Policy]) -> None:
     env, policy = case
     episodes = play(env, policy)
     batch = collate(seats_of(episodes, ["learner"]), {}, silent_roles=())
+    assert int(batch.decision.sum()) == sum(len(e.turns) for e in episodes)  # a choice is one, of a game in parts too
     with torch.no_grad():
         found = forward(policy, batch, 1.0, dict.fromkeys(READS, False))
     torch.testing.assert_close(found.logprobs[batch.reply], batch.logprobs[batch.reply], atol=1e-4, rtol=0)
@@ -139,6 +142,15 @@ def test_sampler_and_trainer_agree(case: tuple[dict[str, Any], Policy]) -> None:
         alone = forward(policy, plain, 1.0, {"observed": False}).observed
     mask = WorldModelLoss()(plain, found)[1] & (streams.branch == 0)
     torch.testing.assert_close(found.observed[:, : mask.shape[1]][mask], alone[mask], atol=1e-4, rtol=0)
+
+
+def test_a_model_that_knows_nothing_plays_whole_games_in_parts(chat: Policy) -> None:
+    episodes = play(SETTINGS["in_parts"], chat)
+    assert {e.outcome["how"] for e in episodes} <= {"deal", "mismatch", "limit"}
+    choices = [turn for e in episodes for turn in e.turns if turn.kind == TurnKind.CHOOSE]
+    assert choices and all(len(turn.reply_ids) == 1 and turn.reply_ids[0] in turn.legal for turn in choices)
+    batch = collate(seats_of(episodes, ["learner"]), {})
+    assert int((batch.kind == Kind.CHOICE).sum()) == len(choices)
 
 
 def test_the_listening_loss_is_that_of_fresh_reads_in_any_passes(tiny: Policy) -> None:
