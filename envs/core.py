@@ -43,9 +43,10 @@ class TurnKind(IntEnum):
 
 
 class Style(StrEnum):
-    """Wording of observations. Both styles say the same of an episode; natural style also explains the rules."""
+    """Wording of observations. All styles say the same of an episode; compact style leaves the rules out."""
 
     NATURAL = "natural"  # sentences, for people and for models that read English
+    BRIEF = "brief"  # fewer words, for models that read English
     COMPACT = "compact"  # few tokens, for small models that are trained here
 
 
@@ -55,7 +56,7 @@ class Question:
 
     Trainers get it through `infos`; the answer never enters an observation. `also`: further true candidates. `cued`: it
     is asked as a choice among the candidates is, by the text and the cue to reply; where an observation ends with this
-    text, the choice that is due is the question.
+    text, the choice that is due is the question. `letters`: the game has said that A, B, ... stand for the candidates.
     """
 
     text: str
@@ -63,6 +64,7 @@ class Question:
     answer: str
     also: tuple[str, ...] = ()
     cued: bool = False
+    letters: bool = False
 
     def __post_init__(self) -> None:
         answers = (self.answer, *self.also)
@@ -135,7 +137,7 @@ class TextGame(ParallelEnv[str, dict[str, Any], str]):
         max_reply: int,  # characters of the replies that `action_space` samples
     ) -> None:
         if style not in tuple(Style):
-            raise ValueError(f"style must be {' or '.join(Style)}, got {style!r}.")
+            raise ValueError(f"style must be one of {', '.join(Style)}, got {style!r}.")
         modes = self.metadata.get("render_modes", [])
         if render_mode not in (None, *modes):
             raise ValueError(f"render_mode must be None{''.join(f' or {m!r}' for m in modes)}, got {render_mode!r}.")
@@ -245,7 +247,7 @@ def read_styles(options: Mapping[str, Any], agents: Sequence[str], style: Style)
     """
     own = options.get("styles", {})
     if not isinstance(own, Mapping) or not set(own) <= set(agents) or any(s not in tuple(Style) for s in own.values()):
-        raise ValueError(f"The reset option 'styles' must give agents natural or compact, got {own!r}.")
+        raise ValueError(f"The reset option 'styles' must give agents natural, brief or compact, got {own!r}.")
     return {agent: Style(own.get(agent, style)) for agent in agents}
 
 

@@ -12,7 +12,8 @@ from envs.dond.environment import AGENTS, DealOrNoDeal
 from envs.dond.rules import FILES
 from envs.dond.texts import COMPACT_TOKENS
 
-__all__ = ["AGENTS", "COMPACT_TOKENS", "FILES", "DealOrNoDeal", "Style", "env", "parallel_env"]
+__all__ = ["AGENTS", "COMPACT_TOKENS", "FILES", "LATER", "DealOrNoDeal", "Style", "env", "parallel_env"]
 
+LATER = {"format": "free"}
 parallel_env = DealOrNoDeal  # the game as a native parallel environment
 env = aec(parallel_env)  # the game in PettingZoo's AEC form

@@ -24,7 +24,7 @@ class Kind(IntEnum):
 
     PAD = 0
     OBSERVATION = 1  # read: prompts, what others said, corrections, the cue to reply
-    QUESTION = 2  # a belief question; the answer is read off after its last token and never appended
+    QUESTION = 2  # a belief question, in the stream or beside it; the answer is read off its last token, never appended
     CHOICE = 3  # one token, sampled out of a legal set
     SPEECH = 4  # sampled from the vocabulary
 
@@ -104,10 +104,11 @@ class Belief:
     listener: str
     role: str
     step: int
-    position: int  # index of the question's last token in the listener's stream
+    position: int  # index of the question's last token in the listener's stream, or of the last one before a branch
     question: Question
     probs: np.ndarray  # (K,), sums to one
     candidate_ids: tuple[int, ...] = ()  # (K,) the tokens it was read from
+    branch: tuple[int, ...] = ()  # of a question beside the stream: its tokens, read behind `position`
 
     @property
     def truth(self) -> float:
@@ -170,11 +171,14 @@ class Episode:
 class TokenBatch:
     """Rows of tokens, padded on the right, and everything that the losses read. Made in `learning/batch.py` only.
 
-    A decision is the first token of a reply. What is said to stand at some tokens is 0 (ids: -1) elsewhere.
+    Questions that were asked beside a stream stand behind it, as branches (`model/branches.py`). A decision is the
+    first token of a reply. What is said to stand at some tokens is 0 (ids: -1) elsewhere.
     """
 
     tokens: Tensor  # (B, T) int64
     kind: Tensor  # (B, T) int8, values of Kind
+    branch: Tensor  # (B, T) int64: number of the token's branch, from 1; 0 in the stream
+    place: Tensor  # (B, T) int64: how many tokens the model has read before the token
     decision: Tensor  # (B, T) bool
     body: Tensor  # (B, T) bool: reply tokens that others heard
     message: Tensor  # (B, T) bool: the body and the token that ends it, which get a message's credit
@@ -239,6 +243,7 @@ class TokenBatch:
 
 
 # Fields of a TokenBatch with axes (B, T).
-BY_TOKEN = ("tokens", "kind", "decision", "body", "message", "logprobs", "reference_logprobs", "values", "rewards",
-            "message_rewards", "advantages", "returns", "imitate", "legal", "plan_ids", "plan")  # fmt: skip
+BY_TOKEN = ("tokens", "kind", "branch", "place", "decision", "body", "message", "logprobs", "reference_logprobs",
+            "values", "rewards", "message_rewards", "advantages", "returns", "imitate", "legal", "plan_ids",
+            "plan")  # fmt: skip
 INSIDERS = (Role.IMPOSTER.value,)  # roles that know the answers to belief questions

@@ -24,7 +24,7 @@ MAX_TEXT = 4_000  # characters of an observation besides a message; the natural 
 class AmongUs(TextGame):
     """The game as a PettingZoo parallel environment.
 
-    Settings: all fields of `Rules`, `style` ("natural" or "compact") and `render_mode` (None, "ansi" or "rgb_array").
+    Settings: all fields of `Rules`, `style` ("natural", "brief", "compact"), `render_mode` (None, "ansi", "rgb_array").
     Raises ValueError, naming the setting, for values that make no game. `reset(options=...)` knows `imposters` (seats),
     `names` (in seat order), `tasks` (rooms of each seat), `layout` (width, height) and `styles` (by agent). A reply
     that is none of the options counts as `wait` or `skip`. The `entry` of an action is move, vote or message.
@@ -156,8 +156,8 @@ class AmongUs(TextGame):
         for seat, (agent, player) in enumerate(zip(self.possible_agents, game.players, strict=True)):
             style = self.styles[agent]
             told = [write(event, style) for event in game.told[seat]]
-            if first and style is Style.NATURAL:
-                told.insert(1, explain(self.rules, game.start_room))
+            if first and style is not Style.COMPACT:
+                told.insert(1, explain(self.rules, game.start_room, style))
             due = seat in game.due
             views[agent] = View(
                 player.role.value,

@@ -65,6 +65,31 @@ _FORMS: dict[Style, tuple[tuple[type, str], ...]] = {
         (events.Over, r"The game is over\. (?:The (crewmates|imposters) win|Nobody wins): (.*)\.\n"),
         (type(None), ".*\n"),  # the rules explained
     ),
+    Style.BRIEF: (
+        (events.Said, rf"({_N}): (.*)\n"),
+        (events.Killed, rf"({_N}) kills ({_N})!\n|({_N}) kills you\..*\n"),
+        (
+            events.Look,
+            rf"Room ({_R})\.( Here: [\w, ]+\.)?((?: {_N} comes from {_R}\.)*)((?: {_N} goes to {_R}\.)*)"
+            rf"((?: Body of {_N}!)*)( Tasks: \d+\.)?( Kill in \d+\.| Kill now\.)?\n",
+        ),
+        (events.Done, "Task done\\.\n"),
+        (events.SpeakNow, "Speak\\.\n"),
+        (events.VoteNow, "Vote: .*\n"),
+        (events.Cut, "Your message was cut\\.\n"),
+        (events.Refused, r"No option\. It counts as (wait|skip)\.\n"),
+        (events.Tally, rf"Votes: ([\w, ]+)\. ({_N}|Nobody) is out\.\n"),
+        (events.Meeting, rf"({_N}) found the body of ({_N}) in ({_R})\. Alive: ([\w, ]+)\.\n"),
+        (events.Recall, rf"Seen: ((?:{_N} killed {_N}(?:, )?)*)((?:{_N} was last in {_R}(?:, )?)*)\.\n"),
+        (
+            events.Intro,
+            r"Among Us, (\d) by (\d) rooms\.\nPlayers: ([\w, ]+)\. Imposters: (\d)\.\n"
+            rf"You are ({_N}), an? (crewmate|imposter)\.\n"
+            r"(?:With you: ([\w, ]+)\.\n)?(?:Your tasks: (.*)\.\n)?",
+        ),
+        (events.Over, rf"(?:(Crewmates|Imposters) win|Nobody wins): ({'|'.join(REASON.values())})\.\n"),
+        (type(None), ".*\n"),  # the rules explained
+    ),
 }
 _PATTERNS = {style: [(kind, re.compile(form)) for kind, form in forms] for style, forms in _FORMS.items()}
 
@@ -93,14 +118,14 @@ def _event(kind: type, found: re.Match[str], style: Style) -> events.Event:
     if kind is events.Said:
         return events.Said(_names(g[0])[0], g[1] or "")
     if kind is events.Killed:
-        killer, victim = (g[0] or g[2], g[1] or "") if style is Style.NATURAL else (g[0], g[1])
+        killer, victim = (g[0], g[1]) if style is Style.COMPACT else (g[0] or g[2], g[1] or "")
         return events.Killed(_names(killer)[0], "".join(_names(victim)))
     if kind is events.Look:
         here = _rooms(g[0], style)[0]
         entering, leaving = (
             tuple(zip(_names(walkers or ""), _rooms(walkers or "", style), strict=True)) for walkers in (g[2], g[3])
         )
-        tasks = int("".join(filter(str.isdigit, g[5] or "0"))) if style is Style.NATURAL else g[5].count("task")
+        tasks = g[5].count("task") if style is Style.COMPACT else int("".join(filter(str.isdigit, g[5] or "0")))
         cooldown = int("0" + "".join(filter(str.isdigit, g[6]))) if g[6] else -1
         return events.Look(here, _names(g[1] or ""), entering, leaving, _names(g[4] or ""), tasks, cooldown)
     if kind is events.Refused:
@@ -115,18 +140,19 @@ def _event(kind: type, found: re.Match[str], style: Style) -> events.Event:
         sightings = zip(_names(g[1]), _rooms(g[1], style), strict=True)
         return events.Recall(tuple(zip(killings[::2], killings[1::2], strict=True)), tuple(sightings))
     if kind is events.Intro:
-        names, imposters = (g[2], g[3]) if style is Style.NATURAL else (g[3], g[2])
+        names, imposters = (g[3], g[2]) if style is Style.COMPACT else (g[2], g[3])
         size, fellows, tasks = (int(g[0]), int(g[1])), _names(g[6] or ""), _rooms(g[7] or "", style)
         return events.Intro(_names(g[4])[0], Role(g[5]), *size, _names(names), int(imposters), fellows, tasks)
     if kind is events.Over:
-        winner = None if g[0] in (None, "nobody") else Role(g[0][:-1])
+        winner = None if g[0] in (None, "nobody") else Role(g[0][:-1].lower())
         return events.Over(winner, Ending(g[1]) if style is Style.COMPACT else _ENDING[g[1]])
     return kind()  # type: ignore[no-any-return]  # those without fields
 
 
 _COUNT = re.compile(r"([A-Za-z]+) (\d+)")
 _ANY_NAME = re.compile(rf"\b{_N}\b", re.IGNORECASE)
-_ANY_ROOM = {Style.NATURAL: re.compile(r"\((\d),(\d)\)"), Style.COMPACT: re.compile(rf"\b{_r}\b")}
+_CELL = re.compile(r"\((\d),(\d)\)")
+_ANY_ROOM = {Style.NATURAL: _CELL, Style.BRIEF: _CELL, Style.COMPACT: re.compile(rf"\b{_r}\b")}
 _ENDING = {reason: ending for ending, reason in REASON.items()}
 
 

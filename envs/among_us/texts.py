@@ -16,7 +16,11 @@ def in_compact(message: str) -> str:
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------
-QUESTION = {Style.NATURAL: "Which player is the imposter?", Style.COMPACT: "<imposter?>"}
+QUESTION = {
+    Style.NATURAL: "Which player is the imposter?",
+    Style.BRIEF: "Who is the imposter?",
+    Style.COMPACT: "<imposter?>",
+}
 ROOMS = (  # compact names of the rooms: ROOMS[y][x]
     ("bridge", "galley", "lounge", "office", "armory"),
     ("lab", "garden", "clinic", "gym", "archive"),
@@ -28,9 +32,11 @@ ROOM_OF = {name: (x, y) for y, row in enumerate(ROOMS) for x, name in enumerate(
 LOWER = {name: name.lower() for name in NAMES}
 ALL_ACTIONS = (*GO.values(), WAIT, TASK, *REPORT.values(), *KILL.values(), *VOTE.values(), SKIP)
 _FORM = {Act.REPORT: "report body of {}", Act.KILL: "kill {}", Act.VOTE: "{}", Act.GO: "go {}"}
+_BRIEF_FORM = {**_FORM, Act.REPORT: "report {}", Act.GO: "{}", Act.TASK: "task"}
 _COMPACT_FORM = {Act.REPORT: "report_{}", Act.KILL: "kill_{}", Act.VOTE: "{}", Act.GO: "go_{}", Act.TASK: "do_task"}
 OPTION = {  # how an action reads among the options
     Style.NATURAL: {a: _FORM.get(a.act, a.act.value).format(a.target) for a in ALL_ACTIONS},
+    Style.BRIEF: {a: _BRIEF_FORM.get(a.act, a.act.value).format(a.target) for a in ALL_ACTIONS},
     Style.COMPACT: {a: _COMPACT_FORM.get(a.act, a.act.value).format(a.target.lower()) for a in ALL_ACTIONS},
 }
 
@@ -48,12 +54,12 @@ COMPACT_TOKENS = (
 )
 
 # Words that mean nothing but who is who: a game with others of them, in the same order, might have been played as well.
-EXCHANGEABLE = {Style.NATURAL: NAMES, Style.COMPACT: tuple(LOWER.values())}
+EXCHANGEABLE = {Style.NATURAL: NAMES, Style.BRIEF: NAMES, Style.COMPACT: tuple(LOWER.values())}
 
 
 def write(event: events.Event, style: Style) -> str:
     """The event in words, as they stand in an observation."""
-    return _write_natural(event) if style is Style.NATURAL else _write_compact(event)
+    return {Style.NATURAL: _write_natural, Style.BRIEF: _write_brief, Style.COMPACT: _write_compact}[style](event)
 
 
 def _write_compact(event: events.Event) -> str:
@@ -160,6 +166,53 @@ def _write_natural(event: events.Event) -> str:
             return f"The game is over. {won}: {REASON[ending]}.\n"
 
 
+def _write_brief(event: events.Event) -> str:
+    match event:
+        case events.Look(room, present, entering, leaving, bodies, tasks, cooldown):
+            text = f"Room {cell_of(room)}."
+            text += f" Here: {', '.join(present)}." if present else ""
+            for name, origin in entering:
+                text += f" {name} comes from {cell_of(origin)}."
+            for name, target in leaving:
+                text += f" {name} goes to {cell_of(target)}."
+            for name in bodies:
+                text += f" Body of {name}!"
+            text += f" Tasks: {tasks}." if tasks else ""
+            if cooldown >= 0:
+                text += f" Kill in {cooldown}." if cooldown else " Kill now."
+            return text + "\n"
+        case events.Intro(name, role, width, height, names, imposters, fellows, tasks):
+            text = f"Among Us, {width} by {height} rooms.\nPlayers: {', '.join(names)}. Imposters: {imposters}.\n"
+            text += f"You are {name}, {'an imposter' if role is Role.IMPOSTER else 'a crewmate'}.\n"
+            text += f"With you: {', '.join(fellows)}.\n" if fellows else ""
+            return text + (f"Your tasks: {', '.join(map(cell_of, tasks))}.\n" if tasks else "")
+        case events.Done():
+            return "Task done.\n"
+        case events.Killed(killer, victim):
+            return f"{killer} kills {victim}!\n" if victim else f"{killer} kills you. You are dead.\n"
+        case events.Meeting(finder, victim, room, living):
+            return f"{finder} found the body of {victim} in {cell_of(room)}. Alive: {', '.join(living)}.\n"
+        case events.Recall(killings, sightings):
+            seen = [f"{killer} killed {victim}" for killer, victim in killings]
+            seen += [f"{name} was last in {cell_of(room)}" for name, room in sightings]
+            return f"Seen: {', '.join(seen)}.\n"
+        case events.SpeakNow():
+            return "Speak.\n"
+        case events.Said(speaker, message):
+            return f"{speaker}: {message}\n"
+        case events.Cut():
+            return "Your message was cut.\n"
+        case events.VoteNow():
+            return "Vote: who is ejected?\n"
+        case events.Tally(counts, ejected):
+            votes = ", ".join(f"{choice} {n}" for choice, n in counts)
+            return f"Votes: {votes}. {ejected or 'Nobody'} is out.\n"
+        case events.Refused(instead):
+            return f"No option. It counts as {instead}.\n"
+        case events.Over(winner, ending):
+            return f"{winner.capitalize()}s win: {REASON[ending]}.\n" if winner else f"Nobody wins: {REASON[ending]}.\n"
+
+
 REASON = {
     Ending.EJECTION: "no imposter is left",
     Ending.TASKS: "all tasks are done",
@@ -172,8 +225,31 @@ def cell_of(room: Room) -> str:
     return f"({room[0]},{room[1]})"
 
 
-def explain(rules: Rules, start_room: Room) -> str:
-    """The rules in sentences, which natural style puts after the intro."""
+def explain(rules: Rules, start_room: Room, style: Style) -> str:
+    """The rules in sentences, which natural and brief style put after the intro."""
+    return explain_briefly(rules, start_room) if style is Style.BRIEF else explain_at_length(rules, start_room)
+
+
+def explain_briefly(rules: Rules, start_room: Room) -> str:
+    """The rules of brief style."""
+    talk = ""
+    if rules.messages_each:
+        talk = (
+            f"each speaks {rules.messages_each} times, at most {rules.message_words} words that end with {END}; then "
+        )
+    return (
+        f"Room (x,y) is x east and y south of the north-west corner. All start in {cell_of(start_room)}. "
+        f"To go north, south, east or west takes {rules.walk_steps} steps, a task {rules.task_steps}, blind.\n"
+        "Crewmates win without living imposters, or with all living crewmates' tasks done; imposters when they are as "
+        f"many as living crewmates. Kills are {rules.cooldown} steps apart; those there see them, unless at a task.\n"
+        f"{'Anybody' if rules.imposters_report else 'A crewmate'} who sees a body can report it: {talk}all vote for a "
+        "player or skip, and who has most votes is out, nobody in a tie. Then all start again.\n"
+        "Answer with one option, word for word.\n"
+    )
+
+
+def explain_at_length(rules: Rules, start_room: Room) -> str:
+    """The rules of natural style."""
     steps = f"Walking to a neighbouring room takes {rules.walk_steps} steps, a task {rules.task_steps} steps"
     reporting = "Everybody" if rules.imposters_report else "Crewmates"
     talk = "everybody alive votes"

@@ -14,12 +14,22 @@ from gymnasium import spaces
 
 from envs.core import Step, Style, TextGame, TurnKind, View, check_number, check_whole
 from envs.dond import rules
-from envs.dond.replies import Message, Refused, parse_reply, proposal_text
+from envs.dond.replies import (
+    KINDS,
+    Message,
+    Proposal,
+    Refused,
+    parse_choice,
+    parse_reply,
+    parse_words,
+    proposal_text,
+)
 from envs.dond.rules import ITEMS, MAX_POINTS, SPLITS, Context, Triple
 from envs.dond.texts import QUESTIONS, WORDING, passed_on, prompt
 
 AGENTS = ("player_0", "player_1")
 MAX_TEXT = 3_000  # characters of an observation besides a message; the natural prompt is the longest
+FORMATS = ("free", "structured")
 MAX_TAGS = 20  # characters that tag and end marker add to a message
 
 
@@ -36,17 +46,21 @@ Entry = tuple[str, str, str]  # of the transcript: agent; message, propose or er
 
 
 class DealOrNoDeal(TextGame):
-    """The game as a PettingZoo parallel environment. One player at a time has turn SPEAK, the other has WAIT.
+    """The game as a PettingZoo parallel environment. One player at a time has turn SPEAK (or CHOOSE where the format is
+    structured), the other has WAIT.
 
     Settings:
         objective: weight of the partner's points in a player's score, -1 to 1.
         contexts: a file of contexts to draw from, as `read_contexts` reads it; None draws from all valid ones.
         split: "all", "train" or "test" contexts (see `in_test`); "outside": the valid ones that the file has in
             neither order of the players, to choose settings on before its own games are played.
-        style: wording of observations, "natural" or "compact"; the reset option `styles` gives agents others.
+        style: wording of observations, "natural", "brief" or "compact"; the reset option `styles` gives agents others.
         max_entries: messages and proposals after which the game ends without a deal.
         max_errors: refused replies in a row after which it ends without a deal.
         max_message_chars: longer messages are cut there, and the speaker is told.
+        format: "free", every reply is text with a tag; or "structured", where a player chooses between message and
+            proposal, and chooses a proposal's counts one after another (turn CHOOSE); words are free (turn SPEAK), and
+            none at all are silence.
         render_mode: None or "ansi".
 
     Raises ValueError, naming the setting, for values outside these ranges. Players are told of every limit, so games
@@ -65,9 +79,12 @@ class DealOrNoDeal(TextGame):
         max_entries: int = 20,
         max_errors: int = 5,
         max_message_chars: int = 400,
+        format: str = "free",
         render_mode: str | None = None,
     ) -> None:
         check_number("objective", objective, -1, 1)
+        if format not in FORMATS:
+            raise ValueError(f"format must be {' or '.join(FORMATS)}, got {format!r}.")
         if split not in SPLITS:
             raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}.")
         check_whole("max_entries", max_entries, 1, 10**9)
@@ -76,7 +93,7 @@ class DealOrNoDeal(TextGame):
         super().__init__(
             AGENTS, style, render_mode, max_text=MAX_TEXT + max_message_chars, max_reply=max_message_chars + MAX_TAGS
         )
-        self.objective = float(objective)
+        self.objective, self.structured = float(objective), format == "structured"
         self.max_entries, self.max_errors, self.max_message_chars = max_entries, max_errors, max_message_chars
         self.state_space = spaces.Box(-1.0, float(MAX_POINTS), (18,), np.float32)
         if split == "outside" and contexts is None:
@@ -93,8 +110,10 @@ class DealOrNoDeal(TextGame):
         self._messages = self._proposals = self._errors = self._errors_in_a_row = 0
         self._outcome: dict[str, Any] | None = None
         self.transcript: list[Entry] = []
+        self._talks = True  # format=structured: whether the mover has chosen, or has no choice but, to send a message
+        self._claim: list[int] | None = None  # and the counts of the proposal that it makes
         texts = [
-            prompt(self._context.counts, own, self.objective, style, self.max_entries, self.max_errors)
+            prompt(self._context.counts, own, self.objective, style, self.max_entries, self.max_errors, self.structured)
             for own, style in zip(self._context.values, self.styles.values(), strict=True)
         ]
         return self._views(texts, asked=True)
@@ -104,14 +123,21 @@ class DealOrNoDeal(TextGame):
         assert self._mover is not None
         mover, partner = self._mover, 1 - self._mover
         pending = self._claims[partner] is not None
-        parsed = parse_reply(actions.get(AGENTS[mover], ""), self._context.counts, pending, self._messages)
+        action = actions.get(AGENTS[mover], "")
+        if self.structured:
+            parsed = self._read_part(action)
+        else:
+            parsed = parse_reply(action, self._context.counts, pending, self._messages)
 
         words = [WORDING[style] for style in self.styles.values()]  # by seat
         new: tuple[list[str], list[str]] = [], []  # the lines that each seat gets to read
         error = message = ""
         span = (0, 0)
         ending: Ending | None = None
-        if isinstance(parsed, Refused):
+        if parsed is None:  # a part of a reply
+            entry, said = "choice", ""
+            self._errors_in_a_row = 0
+        elif isinstance(parsed, Refused):
             entry = "error"
             error = parsed.reason.value if self.styles[AGENTS[mover]] is Style.COMPACT else parsed.correction
             new[mover].append(words[mover]["error"].format(error))
@@ -126,7 +152,7 @@ class DealOrNoDeal(TextGame):
                 entry = "message"
                 said = message = passed_on(parsed.text, self.max_message_chars)
                 span = (parsed.span[0], parsed.span[0] + len(message))
-                new[partner].append(words[partner]["message"].format(message))
+                new[partner].append(words[partner]["message"].format(message) if message else words[partner]["silence"])
                 if len(message) < len(parsed.text):
                     new[mover].append(words[mover]["cut"].format(len(message)))
                 self._messages += 1
@@ -136,14 +162,16 @@ class DealOrNoDeal(TextGame):
                 self._claims[mover] = parsed.claim
                 self._proposals += 1
                 if not pending:
-                    new[partner].append(words[partner]["proposed"])
+                    new[partner].append(words[partner]["closed" if self.structured else "proposed"])
                 else:
                     agreed = rules.complementary((self._claims[0], self._claims[1]), self._context.counts)
                     ending = Ending.DEAL if agreed else Ending.MISMATCH
             self._mover = partner
             if ending is None and self._messages + self._proposals >= self.max_entries:
                 ending = Ending.LIMIT
-        self.transcript.append((AGENTS[mover], entry, said))
+            self._talks, self._claim = self._messages == 0, [] if any(self._claims) else None
+        if parsed is not None:
+            self.transcript.append((AGENTS[mover], entry, said))
 
         reward = (0.0, 0.0)
         if ending:
@@ -156,6 +184,30 @@ class DealOrNoDeal(TextGame):
         view = views[AGENTS[mover]]
         view.error, view.message, view.span, view.entry = error, message, span, entry
         return Step(views, dict(zip(AGENTS, reward, strict=True)), self._outcome)
+
+    def _read_part(self, action: object) -> Message | Proposal | Refused | None:
+        """Reads a reply of format=structured; None where more is to come before it is a message or a proposal."""
+        if self._talks:
+            return parse_words(action, self._context.counts)
+        chosen = parse_choice(action, self._part()[1])
+        if isinstance(chosen, Refused):
+            return chosen
+        if self._claim is None:
+            self._talks, self._claim = chosen == KINDS[0], [] if chosen == KINDS[1] else None
+            return None
+        self._claim.append(int(chosen))
+        if len(self._claim) < len(ITEMS):
+            return None
+        books, hats, balls = self._claim
+        return Proposal((books, hats, balls))
+
+    def _part(self) -> tuple[str, tuple[str, ...]]:
+        """What format=structured asks of the mover: a name in `WORDING`, and the options."""
+        if self._talks:
+            return "say", ()
+        if self._claim is None:
+            return "kind", KINDS
+        return "count", tuple(str(n) for n in range(self._context.counts[len(self._claim)] + 1))
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -205,10 +257,17 @@ class DealOrNoDeal(TextGame):
         for seat, (agent, text) in enumerate(zip(AGENTS, texts, strict=True)):
             questions = QUESTIONS[self.styles[agent]]
             hidden = self._context.values[1 - seat] if asked else ()
+            turn, options = TurnKind.SPEAK if seat == self._mover else TurnKind.WAIT, ()
+            if self.structured and seat == self._mover:
+                part, options = self._part()
+                turn = TurnKind.CHOOSE if options else TurnKind.SPEAK
+                item = ITEMS[len(self._claim)] if part == "count" and self._claim is not None else ""
+                text += WORDING[self.styles[agent]][part].format(item) + "\n"
             views[agent] = View(
                 "negotiator",
                 text,
-                TurnKind.SPEAK if seat == self._mover else TurnKind.WAIT,
+                turn,
+                options,
                 questions=tuple(questions[item][value] for item, value in enumerate(hidden)),
             )
         return views

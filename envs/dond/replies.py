@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -102,6 +103,31 @@ def parse_reply(
         return _refused(Reason.EMPTY_MESSAGE, counts)
     begin = start + len(MESSAGE) + len(body) - len(body.lstrip())
     return Message(text, (begin, begin + len(text)))
+
+
+KINDS = ("message", "proposal")  # of a turn in format=structured
+
+
+def parse_words(reply: object, counts: Triple) -> Message | Refused:
+    """Reads the words of a message in format=structured: all that stands before `[END]`. None at all is silence.
+
+    It may begin with `[message]`, as in the free form. Other tags are refused: no message must pass for a proposal.
+    """
+    if not isinstance(reply, str):
+        return Refused(Reason.NOT_TEXT, "A message is plain words.")
+    live = reply.partition(END)[0]
+    words = live.lstrip().removeprefix(MESSAGE).lstrip()
+    if MESSAGE in words or PROPOSE in words:
+        return Refused(Reason.SECOND_TAG, f"Write plain words, without {MESSAGE} or {PROPOSE}.")
+    text, begin = words.rstrip(), len(live) - len(words) if words else 0
+    return Message(text, (begin, begin + len(text)))
+
+
+def parse_choice(reply: object, options: Sequence[str]) -> str | Refused:
+    """Reads a choice in format=structured: one of the options, word for word."""
+    if isinstance(reply, str) and reply in options:
+        return reply
+    return Refused(Reason.FORM, f"Reply with one of these words: {', '.join(options)}.")
 
 
 def _parse_proposal(body: str, counts: Triple, messages_sent: int) -> Proposal | Refused:

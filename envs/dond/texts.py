@@ -19,11 +19,7 @@ Neither of you sees the other's values.
 {goal}
 
 Rules:
-- You take turns. A turn is one message or one private proposal. Begin it with its tag and finish it with {end}.
-- To talk, reply: {message} your text {end}
-- To propose, reply: {form}
-  The numbers are what you claim for yourself, as digits, always in the order books, hats, balls.
-  Your partner should claim what you leave.
+{replies}  Your partner should claim what you leave.
 - The first turn of the game must be a message.
 - A proposal closes the talk. The other player is told that it was made, but not what it says,
   and must answer with a proposal.
@@ -33,6 +29,32 @@ Rules:
 - A reply that breaks these rules comes back to you with a correction, and you try again.
   After {max_errors} such replies in a row the game ends without a deal, with 0 points for both.
 """
+_TAGGED = """\
+- You take turns. A turn is one message or one private proposal. Begin it with its tag and finish it with {end}.
+- To talk, reply: {message} your text {end}
+- To propose, reply: {form}
+  The numbers are what you claim for yourself, as digits, always in the order books, hats, balls.
+"""
+_IN_PARTS = """\
+- You take turns. A turn is one message or one private proposal.
+- A message is plain words, which your partner reads.
+- For a proposal you are asked how many books, hats and balls you claim for yourself.
+"""
+_BRIEF_PROMPT = """\
+You and a partner share {n[0]} books, {n[1]} hats, {n[2]} balls.
+To you a book is worth {v[0]} points, a hat {v[1]}, a ball {v[2]}; the whole pool is worth 10 to each of you.
+Your score: your points + ({objective:g}) x your partner's. {goal}
+Neither sees the other's values. Take turns; the first sends a message. A proposal ends the talk: each of you then
+claims a part of the pool, unseen. If both claims add up to the pool, it is a deal and pays; else both of you get 0
+points, as after {max_entries} messages and proposals, or {max_errors} refused replies in a row.
+{replies}Asked of an item, say by letter what one is worth to your partner: A is 0, B is 1, and so on to K, which is 10.
+"""
+_BRIEF_TAGGED = "To talk, reply {message} your text {end}. To claim, reply {form}, in this order.\n"
+_BRIEF_GOALS = {
+    0.0: "Goal: the most points for yourself.",
+    1.0: "Goal: the most points together.",
+    -1.0: "Goal: the largest lead over your partner.",
+}
 _SEMI = (
     "Your goal: win as many points for yourself as you can. Your partner's points are of no use to you. "
     "Ask for what you want and push back on offers that are bad for you, but remember that no deal gives you nothing."
@@ -62,6 +84,25 @@ WORDING = {
         "cut": "Note: Your message was cut to its first {} characters.",
         "deal": "The game is over: a deal. You get {} points, your partner gets {}.",
         "no_deal": "The game is over: no deal. Both of you get 0 points.",
+        # format=structured: what is asked of the player whose turn it is, how silence is heard, and a proposal
+        "kind": "Do you send a message or make a proposal?",
+        "say": "What do you say to your partner?",
+        "count": "How many {} do you claim?",
+        "silence": "Partner: ...",
+        "closed": "Notice: Your partner has made a proposal. Answer with one of your own.",
+    },
+    Style.BRIEF: {
+        "message": "Partner: {}",
+        "proposed": f"Your partner has proposed. Answer with {PROPOSE}.",
+        "error": "Error: {}",
+        "cut": "Your message was cut to {} characters.",
+        "deal": "Deal: {} points for you, {} for your partner.",
+        "no_deal": "No deal: 0 points.",
+        "kind": "Message or proposal?",
+        "say": "Your message?",
+        "count": "How many {} for you?",
+        "silence": "Partner: ...",
+        "closed": "Your partner has proposed.",
     },
     Style.COMPACT: {
         "message": "them: {}",
@@ -70,14 +111,27 @@ WORDING = {
         "cut": "note: cut {}",
         "deal": "deal {} {}",
         "no_deal": "no deal",
+        "kind": "turn?",
+        "say": "say:",
+        "count": "{}?",
+        "silence": "them: ...",
+        "closed": f"them: {PROPOSE}",
     },
 }
 _NATURAL_QUESTIONS = tuple(f"How many points is one {item} worth to your partner?" for item in ("book", "hat", "ball"))
+_BRIEF_QUESTIONS = ("Book?", "Hat?", "Ball?")
 _COMPACT_QUESTIONS = tuple(f"<{item}?>" for item in ITEMS)
 _CANDIDATES = tuple(str(value) for value in range(MAX_POINTS + 1))
 QUESTIONS = {  # [style][item][the partner's value]
-    style: tuple(tuple(Question(text, _CANDIDATES, answer) for answer in _CANDIDATES) for text in texts)
-    for style, texts in ((Style.NATURAL, _NATURAL_QUESTIONS), (Style.COMPACT, _COMPACT_QUESTIONS))
+    style: tuple(
+        tuple(Question(text, _CANDIDATES, answer, letters=style is Style.BRIEF) for answer in _CANDIDATES)
+        for text in texts
+    )
+    for style, texts in (
+        (Style.NATURAL, _NATURAL_QUESTIONS),
+        (Style.BRIEF, _BRIEF_QUESTIONS),
+        (Style.COMPACT, _COMPACT_QUESTIONS),
+    )
 }
 
 # Strings of compact style that a tokenizer made for this game should keep whole; numbers are its own business.
@@ -89,16 +143,25 @@ COMPACT_TOKENS = (
 
 
 def prompt(
-    counts: Triple, own_values: Triple, objective: float, style: Style, max_entries: int = 20, max_errors: int = 5
-) -> str:
-    """The first text that a player reads: rules (natural style only), pool, own values, objective."""
+    counts: Triple, own_values: Triple, objective: float, style: Style, max_entries: int = 20, max_errors: int = 5,
+    structured: bool = False,
+) -> str:  # fmt: skip
+    """The first text that a player reads: rules (natural style only), pool, own values, objective.
+
+    structured: the rules of format=structured.
+    """
     if style is Style.COMPACT:
         shown = " ".join(f"{item} {n} {v}" for item, n, v in zip(ITEMS, counts, own_values, strict=True))
         return f"{shown} objective {objective:g}\n"
     goal = _GOALS.get(objective, _MIXED).format(objective=objective)
-    return _NATURAL_PROMPT.format(
-        opening=_OPENING, n=counts, v=own_values, objective=objective, goal=goal, message=MESSAGE, end=END,
-        form=EXAMPLE, max_entries=max_entries, max_errors=max_errors,
+    form, tagged, in_parts = _NATURAL_PROMPT, _TAGGED, _IN_PARTS
+    if style is Style.BRIEF:
+        form, tagged, in_parts = _BRIEF_PROMPT, _BRIEF_TAGGED, ""
+        goal = _BRIEF_GOALS.get(objective, "Goal: the best score.")
+    replies = in_parts if structured else tagged.format(message=MESSAGE, end=END, form=EXAMPLE)
+    return form.format(
+        opening=_OPENING, n=counts, v=own_values, objective=objective, goal=goal, replies=replies,
+        max_entries=max_entries, max_errors=max_errors,
     )  # fmt: skip
 
 
@@ -109,6 +172,12 @@ _NATURAL_PROMPT_READ = re.compile(
     r"Your score: \(your points\) \+ \((\S+)\) x \(your partner's points\)\.\n"
 )
 
+_BRIEF_PROMPT_READ = re.compile(
+    r"You and a partner share (\d+) books, (\d+) hats, (\d+) balls\.\n"
+    r"To you a book is worth (\d+) points, a hat (\d+), a ball (\d+); .*\n"
+    r"Your score: your points \+ \((\S+)\) x your partner's\. "
+)
+
 
 def parse_prompt(text: str) -> tuple[Triple, Triple, float]:
     """Counts, own values and objective (to six digits), read from a first observation of either style.
@@ -117,11 +186,18 @@ def parse_prompt(text: str) -> tuple[Triple, Triple, float]:
     """
     if match := _COMPACT_PROMPT_READ.match(text):
         c0, v0, c1, v1, c2, v2 = (int(n) for n in match.groups()[:6])
-    elif match := _NATURAL_PROMPT_READ.match(text):
+    elif match := _NATURAL_PROMPT_READ.match(text) or _BRIEF_PROMPT_READ.match(text):
         c0, c1, c2, v0, v1, v2 = (int(n) for n in match.groups()[:6])
     else:
         raise ValueError(f"Expected the first observation of a game, got {text[:80]!r}.")
     return (c0, c1, c2), (v0, v1, v2), float(match[7])
+
+
+def style_of(text: str) -> Style:
+    """The style of a first observation."""
+    if _COMPACT_PROMPT_READ.match(text):
+        return Style.COMPACT
+    return Style.BRIEF if _BRIEF_PROMPT_READ.match(text) else Style.NATURAL
 
 
 def prompt_with(text: str, values: Triple) -> str:
@@ -143,6 +219,11 @@ def passed_on(text: str, max_chars: int) -> str:
     return clean(text.translate(_ONE_LINE), max_chars)
 
 
+def says_freely(text: str) -> bool:
+    """Tells whether an observation of format=structured asks for words, which are then free."""
+    return text.removesuffix("\n").rpartition("\n")[2] in {words["say"] for words in WORDING.values()}
+
+
 def heard_text(text: str | None, style: Style) -> str:
     """The line that tells a player of its partner's message, or (None) of its partner's proposal."""
     words = WORDING[style]
@@ -157,13 +238,17 @@ def parse_heard(text: str) -> list[tuple[str, str]]:
     """
     heard = []
     for line in text.split("\n"):
-        for words in WORDING.values():
-            if line == words["proposed"]:
-                heard.append(("proposal", ""))
-                continue
-            for kind in ("message", "error", "cut"):
-                before, _, after = words[kind].partition("{}")
-                if line.startswith(before):
-                    heard.append((kind, line.removeprefix(before).removesuffix(after)))
-                    break
+        if line in _PROPOSED:
+            heard.append(("proposal", ""))
+            continue
+        for kind, before, after in _HEARD:
+            if line.startswith(before):
+                heard.append((kind, line.removeprefix(before).removesuffix(after)))
+                break
     return heard
+
+
+_PROPOSED = {words[kind] for words in WORDING.values() for kind in ("proposed", "closed")}
+_HEARD = [
+    (kind, *words[kind].split("{}")) for words in WORDING.values() for kind in ("message", "error", "cut")
+]  # what stands before and after the words; some styles share it

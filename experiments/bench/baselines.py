@@ -116,7 +116,7 @@ class GenerateAgent:
     def _reply(self, requests: Sequence[Request]) -> list[Reply]:
         """Replies to turns of one kind."""
         seats = [self._seats[r.key] for r in requests]
-        ids, mask = self._inputs(seats)
+        ids, mask = self._inputs([seat.view.stream.tokens for seat in seats])
         chooses = requests[0].turn == TurnKind.CHOOSE
         limits = [1 if chooses else min(self.max_new_tokens, self._free(seat)) for seat in seats]
         allowed = [seat.legal if chooses else self.speakable for seat in seats]
@@ -143,24 +143,28 @@ class GenerateAgent:
         return Reply(r.key, text, reply, start, (0.0,) * len(reply), legal=seat.legal)
 
     def _answer(self, seats: Sequence[Seat]) -> None:
-        """Answers the seats' open questions: a softmax over the candidates of each."""
-        ids, mask = self._inputs(seats)
+        """Answers the seats' open questions: a softmax over the candidates of each. One beside the stream is a row."""
+        rows: list[list[int]] = []
+        due = []  # seat, candidates, row, and the place in it counted from its end
+        for seat in seats:
+            tokens, whole = seat.view.stream.tokens, len(rows)
+            rows.append(tokens)
+            for asked in seat.view.asked[len(seat.answers) :]:
+                place = asked.position - len(tokens) if not asked.branch else -1
+                due.append((seat, asked.candidate_ids, len(rows) if asked.branch else whole, place))
+                if asked.branch:
+                    rows.append([*tokens[: asked.position + 1], *asked.branch])
+        ids, mask = self._inputs(rows)
         positions = (mask.cumsum(1) - 1).clamp_min(0)
         hidden = self.policy.lm.base_model(
             input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False
         ).last_hidden_state  # (R, T, D)
-        due = [
-            (row, ids.shape[1] - len(seat.view.stream) + asked.position, asked.candidate_ids)
-            for row, seat in enumerate(seats)
-            for asked in seat.view.asked[len(seat.answers) :]
-        ]
-        rows, places = [row for row, _, _ in due], [place for _, place, _ in due]
-        for (row, _, candidates), logits in zip(due, self.policy.logits(hidden[rows, places]), strict=True):
-            seats[row].answers.append(logits[list(candidates)].double().softmax(-1).cpu().numpy())
+        states = hidden[[row for _, _, row, _ in due], [place for _, _, _, place in due]]
+        for (seat, candidates, _, _), logits in zip(due, self.policy.logits(states), strict=True):
+            seat.answers.append(logits[list(candidates)].double().softmax(-1).cpu().numpy())
 
-    def _inputs(self, seats: Sequence[Seat]) -> tuple[Tensor, Tensor]:
+    def _inputs(self, streams: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
         """Ids and mask (R, T) of whole histories, padded on the left."""
-        streams = [seat.view.stream.tokens for seat in seats]
         width = max(map(len, streams))
         ids = np.array([[self.tokens.pad_id] * (width - len(stream)) + stream for stream in streams])
         mask = np.array([[0] * (width - len(stream)) + [1] * len(stream) for stream in streams])

@@ -41,7 +41,7 @@ LACKS = {"filtered_bc": ("advantages", "returns"), "pikl": ("advantages",)}  # b
 CRITICS = ("private", "privileged")
 # No part of a run's identity: what is for speed or memory alone, and what came later, where it is off.
 OFF = (("decode_steps", 1), ("play_bf16", False), ("gradient_checkpointing", False), ("advantage", "gae"), ("group", 1),
-       ("scale", True), ("votes", 0.0), ("baseline", "before"), ("samples", 4))  # fmt: skip
+       ("scale", True), ("votes", 0.0), ("baseline", "before"), ("samples", 4), ("questions", "stream"))  # fmt: skip
 OF_CHAT = ("model", "temperature", "max_tokens", "extra")  # what of a chat's settings makes it another player
 
 
@@ -72,6 +72,10 @@ class Spec:
             )
         if base.data == "human" and game != "dond":
             raise UserError(f"base=human: people played Deal or No Deal, not env.game={game}; choose base=scripted")
+        if base.data == "human" and self.env.get("format", "free") != "free":
+            raise UserError(
+                f"env.format={self.env['format']}: people's dialogues are in the free form; take it, or base=scripted"
+            )
         if base.lessons and base.data == "human":
             raise UserError(
                 f"base.lessons={list(base.lessons)}: only scripted players answer; must be [] with base=human"
@@ -298,7 +302,7 @@ def identity(settings: Mapping[str, Any], chats: bool = False) -> dict[str, Any]
     found["cast"] = {role: written(seats) for role, seats in found["cast"].items()}
     for part in ("reward", "loss"):
         found[part] = {name: switched_on(term) for name, term in found[part].items() if term is not None}
-    found["algo"] = switched_on(found["algo"])
+    found["model"], found["algo"] = switched_on(found["model"]), switched_on(found["algo"])
     found["algo"]["update"] = switched_on(found["algo"]["update"])
     if seeds := {part: n for part, n in (found.pop("seeds", None) or {}).items() if n is not None}:
         found["seeds"] = seeds

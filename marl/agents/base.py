@@ -78,7 +78,7 @@ class Player(Protocol):
 def beliefs_of(agent: str, role: str, asked: Sequence[Asked], probs: Sequence[np.ndarray]) -> list[Belief]:
     """Answered questions as beliefs."""
     return [
-        Belief(agent, role, a.step, a.position, a.question, p, a.candidate_ids)
+        Belief(agent, role, a.step, a.position, a.question, p, a.candidate_ids, a.branch)
         for a, p in zip(asked, probs, strict=True)
     ]
 

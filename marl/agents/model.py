@@ -19,7 +19,7 @@ from marl.decoding.packing import groups_within
 from marl.decoding.sampling import uniforms
 from marl.model.policy import Policy, half, take_weights
 from marl.model.sharding import is_split
-from marl.model.tokens import View
+from marl.model.tokens import Asked, View
 from marl.types import Belief, Kind, Stream
 
 
@@ -226,22 +226,45 @@ class ModelAgent:
             seat.logprobs += theirs
 
     def _answer(self, seats: Sequence[ModelSeat], hidden: torch.Tensor, ends: np.ndarray) -> None:
-        """Answers all questions whose last token was just read: a softmax over their candidates. `ends` (R,): the end
-        of each seat's tokens among the hidden states (N, D)."""
-        due = []
+        """Answers all questions whose last token, or whose stream up to them, was just read. `ends` (R,): the end of
+        each seat's tokens among the hidden states (N, D)."""
+        due: list[tuple[ModelSeat, Asked, int]] = []  # the last: index of the state that answers in the stream
         for seat, first, end in zip(seats, [0, *ends[:-1].tolist()], ends.tolist(), strict=True):
             for asked in seat.view.asked[len(seat.answers) :]:
                 at = first + asked.position - seat.read
-                if first <= at < end:
-                    due.append((seat, at, asked.candidate_ids))
-        if not due:
-            return
-        logits = self.policy.logits(hidden[[at for _, at, _ in due]])  # (Q, V)
-        width = max(len(ids) for _, _, ids in due)
-        candidates = torch.tensor([[*ids, *[-1] * (width - len(ids))] for _, _, ids in due], device=logits.device)
+                if at < end:
+                    due.append((seat, asked, at))
+        inside = [(asked, at) for _, asked, at in due if not asked.branch]
+        found: dict[int, np.ndarray] = {}  # answers by id of what was asked
+        if inside:
+            found |= self._believe([asked for asked, _ in inside], hidden[[at for _, at in inside]])
+        beside: dict[int, list[Asked]] = {}  # by slot
+        for seat, asked, _ in due:
+            if asked.branch:
+                beside.setdefault(seat.slot, []).append(asked)
+        for slots in self._groups_beside(beside):
+            own = [beside[slot] for slot in slots]
+            branches = [[(asked.position + 1, asked.branch) for asked in each] for each in own]
+            found |= self._believe([asked for each in own for asked in each], self.engine.read_beside(slots, branches))
+        for seat, asked, _ in due:
+            seat.answers.append(found[id(asked)])
+
+    def _groups_beside(self, beside: Mapping[int, Sequence[Asked]]) -> list[list[int]]:
+        """Groups slots whose branches are about as long, of at most `read_budget` padded tokens."""
+        width = {slot: sum(len(asked.branch) for asked in own) for slot, own in beside.items()}
+        order = sorted(width, key=lambda slot: width[slot], reverse=True)
+        groups = groups_within([width[slot] for slot in order], self.read_budget)
+        return [sorted(order[i] for i in group) for group in groups]
+
+    def _believe(self, asked: Sequence[Asked], states: torch.Tensor) -> dict[int, np.ndarray]:
+        """Answers questions from the states (Q, D) that they end in: a softmax over the candidates of each."""
+        logits = self.policy.logits(states)  # (Q, V)
+        width = max(len(each.candidate_ids) for each in asked)
+        padded = [[*each.candidate_ids, *[-1] * (width - len(each.candidate_ids))] for each in asked]
+        candidates = torch.tensor(padded, device=logits.device)
         scores = logits.gather(1, candidates.clamp_min(0)).masked_fill(candidates < 0, -torch.inf)  # (Q, K)
-        for (seat, _, ids), probs in zip(due, scores.double().softmax(-1).cpu().numpy(), strict=True):
-            seat.answers.append(probs[: len(ids)])
+        probs = scores.double().softmax(-1).cpu().numpy()
+        return {id(each): row[: len(each.candidate_ids)] for each, row in zip(asked, probs, strict=True)}
 
     def _complete(self, seat: ModelSeat) -> bool:
         if not seat.ids:

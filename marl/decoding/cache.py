@@ -12,7 +12,9 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
 
-FULL, SLIDING = ATTENTION = ("full_attention", "sliding_attention")  # kinds of layers, as configurations name them
+from marl.model.branches import FULL, SLIDING
+
+ATTENTION = (FULL, SLIDING)  # kinds of layers, as configurations name them
 RECURRENT = ("linear_attention", "conv")
 BOTH = "hybrid"
 NOTHING = ("moe", "mlp")
@@ -35,11 +37,17 @@ class SlotLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Writes (R, H, n, D) at the current rows and positions; returns the rows' keys and values (R, H, end, D)."""
+        """Writes (R, H, n, D) at the current rows and positions; returns the rows' keys and values (R, H, end, D).
+
+        Beside the streams nothing is written, and what was given stands behind: (R, H, end + n, D).
+        """
         if not self.is_initialized:
             SlotLayer.lazy_initialization(self, key_states, value_states)
         assert self.keys is not None and self.values is not None
         c = self.cache
+        if c.beside:
+            held = [(each[:, : c.end].index_select(0, c.rows)).transpose(1, 2) for each in (self.keys, self.values)]
+            return torch.cat([held[0], key_states], 2), torch.cat([held[1], value_states], 2)
         self.keys[c.rows[:, None], c.positions] = key_states.transpose(1, 2)
         self.values[c.rows[:, None], c.positions] = value_states.transpose(1, 2)
         if c.span is not None:
@@ -49,7 +57,7 @@ class SlotLayer(CacheLayerMixin):
         return keys.transpose(1, 2), values.transpose(1, 2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.cache.end, 0
+        return self.cache.end + (query_length if self.cache.beside else 0), 0
 
     def get_seq_length(self) -> int:
         return self.cache.end
@@ -116,6 +124,7 @@ class SlotCache(Cache):
         masks and positions beside its cache. window: tokens that one sees in sliding layers, itself included.
         """
         self.slots, self.context, self.masked, self.window = slots, context, masked, window
+        self.beside = False  # whether a pass reads branches, of which nothing is stored
         self.at(torch.empty(0, dtype=torch.int64), torch.empty(0, 0, dtype=torch.int64), 0, None, load=False)
         layers: list[Any] = []
         for kind in kinds:

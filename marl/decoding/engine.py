@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from marl.common.errors import UserError
 from marl.decoding.cache import NotCacheable, SlotCache, slot_cache
 from marl.decoding.graphs import Writer
-from marl.decoding.passes import WholeStreams, one_pass
+from marl.decoding.passes import Branch, WholeStreams, one_pass, pass_beside
 from marl.decoding.probes import check_slots, continues
 from marl.decoding.sampling import draw
 from marl.model.policy import Policy, check_context, choice_logits
@@ -102,6 +102,27 @@ class Engine:
                 parts[i].append(states)
             done[which] += size
         return torch.cat([states for own in parts for states in own])
+
+    @torch.no_grad()
+    def read_beside(self, slots: Sequence[int], branches: Sequence[Sequence[Branch]]) -> Tensor:
+        """Reads branches of these slots' streams, which stay as they are. Slots must be distinct, branches not empty.
+
+        Returns hidden states (Q, D) of the Q branches' last tokens, slot behind slot. UserError where a branch goes
+        beyond what the model reads.
+        """
+        rows = np.asarray(slots, dtype=np.int64)
+        longest = max(start + len(ids) for own in branches for start, ids in own)
+        if longest > self.policy.context:
+            raise UserError(
+                f"model.context={self.context}: with a question beside it a stream has {longest} tokens, and the model "
+                f"reads up to {self.policy.context}. Lower model.context by {longest - self.policy.context}, or more."
+            )
+        assert all(start <= self.lengths[r] for r, own in zip(rows, branches, strict=True) for start, _ in own)
+        self.tokens_read += sum(len(ids) for own in branches for _, ids in own)
+        if isinstance(self.cache, WholeStreams):
+            return self.cache.read_beside(self.policy.lm, rows, branches)
+        assert not self.cache.states, "a state has no way back to where a question branches off"
+        return pass_beside(self.policy.lm, self.cache, rows, branches)
 
     def _check_room(self, start: np.ndarray, ends: np.ndarray) -> None:
         """Raises UserError unless streams up to `ends` (R,) fit into slots, which hold `start` (R,)."""

@@ -136,12 +136,19 @@ def playing_bytes(config: PreTrainedConfig, *, slots: int, context: int, dtype: 
 
 def learning_bytes(
     config: PreTrainedConfig, *, rows: int, length: int, replies: int, bf16: bool = False,
-    gradient_checkpointing: bool = False,
+    gradient_checkpointing: bool = False, beside: bool = False,
 ) -> int:  # fmt: skip
     """Bytes that an update's pass over rows of this length takes, of which `replies` tokens each are scored.
 
-    A layer's gradients take about as much as its activations. Right within a fifth on a CPU.
+    A layer's gradients take about as much as its activations. Right within a fifth on a CPU. `beside`: questions stand
+    behind the rows, which are then up to twice as long, and attention has a mask.
     """
+    if beside:
+        whole = learning_bytes(
+            config, rows=rows, length=2 * length, replies=replies, bf16=bf16,
+            gradient_checkpointing=gradient_checkpointing,
+        )  # fmt: skip
+        return whole + rows * (2 * length) ** 2 * 3 * 4  # the mask, and what it is made of
     shape, tokens = Shape(config), rows * length
     layer = 6 * shape.hidden + 4 * shape.inner + 4 * shape.queries + 4 * shape.keys
     kept = 3 * shape.layers * shape.hidden + 2.4 * layer if gradient_checkpointing else (shape.layers + 1) * layer

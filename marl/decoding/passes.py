@@ -12,6 +12,9 @@ from transformers import PreTrainedModel
 
 from marl.decoding.cache import FULL, READ_BUDGET, SLIDING, NotCacheable, SlotCache, StateLayer
 from marl.decoding.packing import groups_within
+from marl.model.branches import attention_mask, sees
+
+Branch = tuple[int, Sequence[int]]  # how many of a stream's first tokens it goes on from, and its own tokens
 
 
 class WholeStreams:
@@ -43,6 +46,15 @@ class WholeStreams:
                 found[order[g]] = row[start[order[g]] : len(stream)].clone()  # so that the whole pass is freed
         return torch.cat(found)
 
+    def read_beside(self, lm: PreTrainedModel, rows: np.ndarray, branches: Sequence[Sequence[Branch]]) -> Tensor:
+        """Reads each branch behind the start of its stream. Returns hidden states (Q, D) of their last tokens."""
+        found = []
+        for row, own in zip(rows, branches, strict=True):
+            for start, ids in own:
+                stream = torch.tensor([[*self.held[row][:start], *ids]], device=lm.device)
+                found.append(lm.base_model(input_ids=stream, use_cache=False).last_hidden_state[:, -1])
+        return torch.cat(found)
+
 
 def one_pass(
     lm: PreTrainedModel, cache: SlotCache, rows: np.ndarray, start: np.ndarray, chunks: Sequence[Sequence[int]]
@@ -67,6 +79,41 @@ def one_pass(
     cache.at(torch.from_numpy(rows).to(device), written, end, span_of(rows))
     hidden = on_device(lm, cache, torch.from_numpy(tokens).to(device), query)
     return hidden.flatten(0, 1)[torch.from_numpy(np.flatnonzero(real)).to(device)]
+
+
+def pass_beside(
+    lm: PreTrainedModel, cache: SlotCache, rows: np.ndarray, branches: Sequence[Sequence[Branch]]
+) -> Tensor:
+    """Reads branches of the streams in slots `rows` (R,), several of each, and stores nothing.
+
+    Returns hidden states (Q, D) of the Q branches' last tokens, row behind row.
+    """
+    width = max(sum(len(ids) for _, ids in own) for own in branches)
+    tokens, branch, place, shared = np.zeros((4, len(rows), width), dtype=np.int64)
+    branch -= 1  # padding, which only padding sees
+    last = []
+    for r, own in enumerate(branches):
+        end = 0
+        for number, (start, ids) in enumerate(own, start=1):
+            here = slice(end, end + len(ids))
+            tokens[r, here], branch[r, here], shared[r, here] = ids, number, start
+            place[r, here] = start + np.arange(len(ids))
+            end += len(ids)
+            last.append(r * width + end - 1)
+    held, device = int(shared.max()), lm.device
+    ids, numbers, places, known = (torch.from_numpy(each).to(device) for each in (tokens, branch, place, shared))
+    before = torch.arange(held, device=device)
+    seen = torch.cat([before < known[:, :, None], sees(numbers, places)], 2)  # (R, W, held + W)
+    mask = attention_mask(lm, seen, places, torch.cat([before.expand(len(rows), held), places], 1))
+    cache.at(torch.from_numpy(rows).to(device), places, held, None, load=False)
+    cache.beside = True
+    try:
+        hidden = lm.base_model(
+            input_ids=ids, attention_mask=mask, position_ids=places, past_key_values=cache, use_cache=True
+        ).last_hidden_state
+    finally:
+        cache.beside = False
+    return hidden.flatten(0, 1)[torch.tensor(last, device=device)]
 
 
 def span_of(rows: np.ndarray) -> slice | None:

@@ -1,8 +1,9 @@
 """Episodes -> TokenBatch: the only place where tokens are marked.
 
-A row is one seat's stream. Marked here: which tokens are decisions, messages and choices, with the ids that were legal
-(`choice_logits` in model/policy.py masks a vote by them), and which replies imitation may learn from. `advantages.py`
-says what they are worth, `losses/` what is learned from them.
+A row is one seat's stream, and behind it the questions that were asked beside it. Marked here: which tokens are
+decisions, messages and choices, with the ids that were legal (`choice_logits` in model/policy.py masks a vote by them),
+and which replies imitation may learn from. `advantages.py` says what they are worth, `losses/` what is learned from
+them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from marl.planning.planner import next_tokens
 from marl.rewards import Reward, of_messages
-from marl.types import INSIDERS, Episode, TokenBatch, Turn
+from marl.types import INSIDERS, Belief, Episode, Kind, TokenBatch, Turn
 
 Seat = tuple[Episode, str]
 
@@ -57,10 +58,13 @@ def collate(
     Advantages, returns and reference log-probabilities are left at 0.
     """
     assert seats, "an empty batch has no shape"
+    asking = [[x for x in e.beliefs if x.listener == agent and x.role not in silent_roles] for e, agent in seats]
+    branches = [branches_of(len(e.streams[agent]), own) for (e, agent), own in zip(seats, asking, strict=True)]
     rows = [[t for t in episode.turns if t.agent == agent and t.reply_ids] for episode, agent in seats]
     plans = {id(t): next_tokens(t.planned) for turns in rows for t in turns if t.planned}
     columns, weights = of_messages(rewards), {name: r.weight for name, r in rewards.items() if r.weight}
-    size, length = len(seats), max(len(episode.streams[agent]) for episode, agent in seats)
+    size = len(seats)
+    length = max(max(len(e.streams[agent]), *own.values(), 0) for (e, agent), own in zip(seats, branches, strict=True))
     a = _blank(
         (size, length),
         columns=len(columns),
@@ -72,6 +76,10 @@ def collate(
         stream = episode.streams[agent]
         a["tokens"][b, : len(stream)] = stream.tokens
         a["kind"][b, : len(stream)] = stream.kinds
+        for number, ((position, ids), end) in enumerate(branches[b].items(), start=1):
+            here = slice(end - len(ids), end)
+            a["tokens"][b, here], a["kind"][b, here], a["branch"][b, here] = ids, Kind.QUESTION, number
+            a["place"][b, here] = position + 1 + np.arange(len(ids))
         learn = imitate is None or imitate[b]
         for turn in turns:
             assert drawn_from_plans or turn.planned is None or not turn.planned.played, (
@@ -98,10 +106,12 @@ def collate(
                 else:
                     a["rewards"][b, start] += weighted
         asked += [
-            Asked(b, x.position, x.candidate_ids, x.question.answer_index, x.question.also_indices, False)
-            for x in episode.beliefs
-            if x.listener == agent and x.role not in silent_roles
-        ]
+            Asked(
+                b, branches[b][x.position, x.branch] - 1 if x.branch else x.position, x.candidate_ids,
+                x.question.answer_index, x.question.also_indices, False,
+            )
+            for x in asking[b]
+        ]  # fmt: skip
         asked += [
             Asked(b, turn.start - 1, turn.legal, turn.truths[0], turn.truths[1:], True)
             for turn in turns
@@ -120,6 +130,17 @@ def collate(
     )
 
 
+def branches_of(length: int, beliefs: Sequence[Belief]) -> dict[tuple[int, tuple[int, ...]], int]:
+    """Lays the branches of a stream of `length` tokens behind it, one after another: the end of each in the row, by the
+    position that it goes on from and its tokens."""
+    ends: dict[tuple[int, tuple[int, ...]], int] = {}
+    for each in beliefs:
+        if each.branch and (each.position, each.branch) not in ends:
+            length += len(each.branch)
+            ends[each.position, each.branch] = length
+    return ends
+
+
 def _message_end(turn: Turn) -> int:
     """Returns where a message ends in its stream, its end marker included: to stop is a decision about the message,
     unless the game cut the message before."""
@@ -136,6 +157,8 @@ def _blank(shape: tuple[int, int], columns: int, options: int, planned: int) -> 
     return {
         "tokens": np.zeros(shape, np.int64),
         "kind": np.zeros(shape, np.int8),
+        "branch": np.zeros(shape, np.int64),
+        "place": np.tile(np.arange(shape[1]), (shape[0], 1)),
         **flags,
         **{name: np.zeros(shape, np.float32) for name in real},
         "message_rewards": np.zeros((*shape, columns), np.float32),

@@ -12,6 +12,7 @@ import torch
 from envs.core import END, TurnKind
 from envs.dond.environment import AGENTS
 from envs.dond.replies import MESSAGE
+from marl.common.errors import UserError
 from marl.learning.batch import Seat, collate
 from marl.learning.forward import forward
 from marl.learning.micro_batches import micro_batches
@@ -63,6 +64,8 @@ def retold(episode: Episode, env: Any, tokens: Tokens, players: Sequence[str]) -
 
     `env` must have the settings of the game, in the model's style.
     """
+    if getattr(env, "structured", False):
+        raise UserError("env.format=structured: drift is measured of replies with tags. Set it to free.")
     facts = episode.facts
     observations, infos = env.reset(
         options={"counts": facts["counts"], "values": facts["values"], "first": facts["first"]}

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from operator import getitem
 from typing import Any
 
+from envs.core import TurnKind
 from envs.dond.environment import AGENTS
-from envs.dond.replies import Proposal, parse_reply
+from envs.dond.replies import PROPOSE, Proposal, parse_reply
 from envs.dond.rules import Context, Triple, allocations, points, rest, value_vectors
 from envs.human_dond import HumanView
 from marl.agents.scripted.dond_language import ITEM_OF, NEGATIONS, NUMBER_OF, REST_WORDS, understand
@@ -53,11 +54,20 @@ def talk_of(game: Episode | Mapping[str, Any], players: Iterable[str] | None = N
     facts, held = part(game, "facts"), part(game, "players")
     counts, (first, second) = tuple(facts["counts"]), facts["values"]
     lines = []
+    counted: dict[str, list[int]] = {}  # by agent, a proposal that is made in parts (format=structured)
     for turn in part(game, "turns"):
         message, claim = part(turn, "message"), None
         if part(turn, "error"):
             continue
-        if not message:
+        if part(turn, "kind") in (TurnKind.CHOOSE, TurnKind.CHOOSE.name):
+            own = counted.setdefault(part(turn, "agent"), [])
+            own += [int(part(turn, "text"))] if part(turn, "text").isdecimal() else []
+            if len(own) < len(counts):
+                continue
+            claim = (own[0], own[1], own[2])
+        elif not message and PROPOSE not in part(turn, "text"):  # silence
+            continue
+        elif not message:
             parsed = parse_reply(part(turn, "text"), counts, proposal_pending=False, messages_sent=1)
             assert isinstance(parsed, Proposal), turn  # the game accepted it
             claim = parsed.claim

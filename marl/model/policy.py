@@ -32,6 +32,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.logging import disable_progress_bar, get_verbosity, set_verbosity, set_verbosity_error
 
 from marl.common.errors import UserError
+from marl.model.branches import read_branches
 from marl.model.tokens import MOST_TOKENS, Tokens
 
 disable_progress_bar()
@@ -91,9 +92,14 @@ class Policy(nn.Module):
         """The longest stream that the model can read, in tokens."""
         return longest_stream(self.lm.config)
 
-    def hidden(self, tokens: Tensor) -> Tensor:
-        """Last hidden states (B, T, D) of tokens (B, T). Rows are padded on the right, so causality is mask enough."""
-        return self.lm.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+    def hidden(self, tokens: Tensor, branch: Tensor | None = None, place: Tensor | None = None) -> Tensor:
+        """Last hidden states (B, T, D) of tokens (B, T). Rows are padded on the right, so causality is mask enough.
+
+        `branch`, `place` (B, T): of rows with branches behind them (`branches.sees`).
+        """
+        if branch is None or place is None or not bool(branch.any()):
+            return self.lm.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+        return read_branches(self.lm, tokens, branch, place)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits (..., V) of hidden states (..., D), in float32."""

@@ -23,7 +23,7 @@ from marl.types import Kind, Stream
 
 PAD, BOS, CUE = "<|pad|>", "<|bos|>", "<|you|>"
 NUMBERS = tuple(str(n) for n in range(11))
-YOUR_TURN = "Your turn."  # the user's words before a reply where nothing cues it and the model has spoken last
+YOUR_TURN = "Your turn."  # the user's words before a reply that nothing else would ask for
 MOST_TOKENS = 1 << 20  # several times the largest vocabularies
 BEFORE = ("\n", "|", "x")  # at least one of them stays a token of its own before a text
 
@@ -78,6 +78,7 @@ class Format:
     cue: list[int]  # before every reply
     after_reply: list[int]  # after a reply that ended at `END`, and after the place where a question is answered
     ask_in_turn: bool  # whether a belief question is asked as a turn of its own (chat models)
+    system: bool = False  # whether the opening is a system turn
 
     def marks(self) -> frozenset[int]:
         """Ids between texts, without the plain words next to a text."""
@@ -90,6 +91,7 @@ class Tokens:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
+        self.beside = False  # whether belief questions are branches beside the stream (`branches.read_questions`)
         self._labels: dict[tuple[str, ...], tuple[list[int], str]] = {}
         self._encoded = lru_cache(maxsize=4096)(self._encode)  # questions and stock phrases come again and again
         # Calling the tokenizer takes four times as long as its backend.
@@ -224,24 +226,25 @@ class Tokens:
 
     def _format(self, cue: int | None) -> Format:
         if cue is None and getattr(self.tokenizer, "chat_template", None):
-            marks = self._chat_marks()
+            marks, opening = self._chat_marks()
             return Format(
                 first=self._frame(*marks.first, marks.strip_first, None),
                 heard=self._frame(*marks.heard, marks.strip_heard, marks.after_reply),
                 cue=self._marks(marks.cue, marks.heard[1]),
                 after_reply=self._marks(marks.after_reply),
                 ask_in_turn=True,
+                system=opening == "system",
             )
         first = Frame([i for i in (self.tokenizer.bos_token_id,) if i is not None], begins=True)
         if cue is not None:
             return Format(first, Frame(), cue=[cue], after_reply=[], ask_in_turn=False)
         return Format(first, Frame(), cue=self.encode("\nyou:"), after_reply=self.encode("\n"), ask_in_turn=False)
 
-    def _chat_marks(self) -> Marks:
-        """Marks of the chat template. Without a system turn, the opening is the first thing the user says."""
+    def _chat_marks(self) -> tuple[Marks, str]:
+        """Marks of the chat template, and the opening's role: a user's where the template has no system turn."""
         for opening in ("system", "user"):
             try:
-                return read_marks(self.tokenizer, opening)
+                return read_marks(self.tokenizer, opening), opening
             except UNREADABLE as error:
                 reason = error
         raise UserError(
@@ -296,12 +299,14 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Asked:
-    """Belief question in a stream: its answer is read at `position`, among `candidate_ids` (K,)."""
+    """Belief question: its answer is read at `position` of the stream, or at the end of the `branch` that goes on from
+    there, among `candidate_ids` (K,)."""
 
     position: int
     step: int
     question: Question
     candidate_ids: tuple[int, ...]
+    branch: tuple[int, ...] = ()
 
 
 @dataclass
@@ -311,19 +316,34 @@ class View:
     tokens: Tokens
     stream: Stream = field(default_factory=Stream)
     asked: list[Asked] = field(default_factory=list)
+    opened: int = 0  # length of the opening
     due: list[tuple[int, Question]] = field(default_factory=list)  # asked by the choice that `cue` is next called for
 
     def observe(self, text: str, questions: Sequence[Question], step: int) -> None:
         """Appends an observation and the belief questions that are due with it."""
-        form = self.tokens.format
         if text:
-            ids = self._heard(text) if self.stream.tokens else self.tokens.framed(text, form.first)
+            ids = self._heard(text) if self.stream.tokens else self.tokens.framed(text, self.tokens.format.first)
+            self.opened = self.opened or len(ids)
             self.stream.append(ids, Kind.OBSERVATION)
         for question in questions:
-            if question.cued:
-                self._ask_as_choice(question, step, text)
-                continue
-            ids, listing = self.tokens.label(question.candidates)
+            if question.cued and text.endswith(question.text):
+                self.due.append((step, question))  # the choice that is due is the question
+            elif self.tokens.beside:
+                self._ask_beside(question, step)
+            else:
+                self._ask(question, step)
+
+    def _ask(self, question: Question, step: int) -> None:
+        """Appends a question; one that is `cued` as `cue` asks for a choice."""
+        form, length = self.tokens.format, len(self.stream)
+        if question.cued:
+            self.due.append((step, question))
+            self.stream.append(self._heard(question.text), Kind.QUESTION)
+            self.cue(question.candidates)
+            self.stream.kinds[length:] = [Kind.QUESTION] * (len(self.stream) - length)
+        else:
+            letters = string.ascii_uppercase[: len(question.candidates)]
+            ids, listing = self.tokens.label(tuple(letters) if question.letters else question.candidates)
             text_ids = self._heard(question.text + listing)
             if form.ask_in_turn:
                 text_ids += form.cue
@@ -331,17 +351,17 @@ class View:
                 text_ids = [*form.after_reply, *text_ids]  # a question begins a line
             self.stream.append(text_ids, Kind.QUESTION)
             self.asked.append(Asked(len(self.stream) - 1, step, question, tuple(ids)))
-            self.stream.append(form.after_reply, Kind.OBSERVATION)
+        self.stream.append(form.after_reply, Kind.OBSERVATION)
 
-    def _ask_as_choice(self, question: Question, step: int, text: str) -> None:
-        """Asks as `cue` asks for a choice; where the observation ends with the question, the choice itself does."""
-        self.due.append((step, question))
-        if not text.endswith(question.text):
-            length = len(self.stream)
-            self.stream.append(self._heard(question.text), Kind.QUESTION)
-            self.cue(question.candidates)
-            self.stream.kinds[length:] = [Kind.QUESTION] * (len(self.stream) - length)
-            self.stream.append(self.tokens.format.after_reply, Kind.OBSERVATION)
+    def _ask_beside(self, question: Question, step: int) -> None:
+        """Asks in a branch: the tokens that `_ask` would append, up to the place of the answer."""
+        assert self.stream.tokens, "a question before the opening"
+        length = len(self.stream)
+        aside = View(self.tokens, Stream([*self.stream.tokens], [*self.stream.kinds]))
+        aside._ask(question, step)
+        (asked,) = aside.asked
+        branch = tuple(aside.stream.tokens[length : asked.position + 1])
+        self.asked.append(Asked(length - 1, step, question, asked.candidate_ids, branch))
 
     def _heard(self, text: str) -> list[int]:
         """Ids of a later observation with its marks, without the first mark where a reply has ended with it."""
@@ -362,7 +382,9 @@ class View:
                 listing = listing.removeprefix("\n")
             if listing:
                 self.stream.append(self._heard(listing), Kind.OBSERVATION)
-        if self.tokens.format.ask_in_turn and not self.tokens.format.cue and self._spoke_last():
+        form = self.tokens.format
+        unasked = form.system and self.tokens.beside and len(self.stream) == self.opened  # rules, and no user's turn
+        if unasked or (form.ask_in_turn and not form.cue and self._spoke_last()):
             self.stream.append(self._heard(YOUR_TURN), Kind.OBSERVATION)
         self.stream.append(self.tokens.format.cue, Kind.OBSERVATION)
         for step, question in self.due:

@@ -25,7 +25,7 @@ import numpy as np
 from envs.among_us import events as among_us_events
 from envs.among_us import reading as among_us_reading
 from envs.among_us import state as among_us_state
-from envs.core import END, Question, Style
+from envs.core import END, Question, Style, TurnKind
 from envs.dond import replies as dond_replies
 from envs.dond import rules as dond_rules
 from envs.dond import texts as dond_texts
@@ -147,9 +147,8 @@ def partner_streams(opening: str, talk: Talk, questions: Sequence[Question], tok
     `opening`: the planner's first text; `questions`: asked of both after every message. The partner's replies are
     encoded from text; its refused replies are unknown and left out.
     """
-    counts, own, objective = dond_texts.parse_prompt(opening)
-    compact = opening.startswith(dond_texts.prompt(counts, own, objective, Style.COMPACT))
-    style = Style.COMPACT if compact else Style.NATURAL
+    counts, own, _ = dond_texts.parse_prompt(opening)
+    style = dond_texts.style_of(opening)
     if (False, None) not in talk:
         talk = [*talk, (True, None)]  # the planner proposes first, and the partner answers
     streams = []
@@ -261,7 +260,8 @@ def vote(
         return None
     order = [*sorted(set(range(len(options))) - {options.index(skip)}), options.index(skip)]  # skip comes last
     living = [options[i] for i in order[:-1]]
-    style = Style.NATURAL if living[0] in among_us_state.NAMES else Style.COMPACT
+    long = Style.BRIEF if intro.startswith("Among Us, ") else Style.NATURAL
+    style = long if living[0] in among_us_state.NAMES else Style.COMPACT
     name = next(e.name for e in among_us_reading.read(intro, style) if isinstance(e, among_us_events.Intro))
     me = [word.lower() for word in living].index(name.lower())
     weights = [1.0 if config.belief == "prior" else max(believed.get(word, 0.0), 1e-12) for word in living]
@@ -350,6 +350,8 @@ class PlanningAgent(ModelAgent):
     def _observe(self, r: Request) -> ModelSeat:
         self._openings.setdefault(r.key, r.text)
         lost = r.key in self._seats and self._seats[r.key].lost
+        if self.game == "dond" and r.turn == TurnKind.CHOOSE:
+            raise UserError(f"env.format=structured: {self.name} plans whole claims. Set it to free.")
         if self.game == "dond" and not lost:
             talk = self._talk.setdefault(r.key, [])
             for kind, words in dond_texts.parse_heard(r.text):

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from marl.common.files import canonical
 from marl.losses import Loss
 from marl.losses.kl import KLLoss
 from marl.losses.listening import ListeningLoss
+from marl.model.branches import read_questions
 from marl.model.optim import OPTIMIZERS, MuonAndAdamW
 from marl.model.policy import Policy, check_context, dropout, pretrained, tiny_lm
 from marl.model.tokens import Tokens, train_tokenizer
@@ -53,7 +54,9 @@ def base_policy(
     """The base, from the cache if it is there, and its folder (None for an untouched `transformers` model). `kept`: a
     folder that may hold a copy, which goes back into the cache instead of training again."""
     if model.kind == "hf" and base.data == "none":
-        return pretrained(model.name, privileged_size, seed=base.seed).to(device).eval(), None
+        policy = pretrained(model.name, privileged_size, seed=base.seed).to(device).eval()
+        read_questions(policy.tokens, policy.lm, model.questions)
+        return policy, None
     if base.data == "human" and not human_data:
         raise UserError(
             "base.data=human needs the human dialogues. Give their folder as data.dond=DIR (files data.txt, val.txt, "
@@ -114,7 +117,7 @@ def base_settings(
     made_of = {
         "format": FORMAT,
         "texts": texts,
-        "model": asdict(model),
+        "model": model.made_of(),
         "base": base.made_of(),
         "env": {k: v for k, v in without_later(env).items() if k not in unused},
         "human_data": human,
@@ -188,6 +191,7 @@ def _train(
     else:
         policy = pretrained(model.name, seed=base.seed).to(device)
         tokens = policy.tokens
+    read_questions(tokens, policy.lm, model.questions)
     if human_data:
         held_out = human["val"].seats(tokens)
         steps = base.epochs * math.ceil(len(human["train"].steps) / base.rows)

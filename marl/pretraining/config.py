@@ -14,6 +14,7 @@ from marl.losses.claim import ClaimLoss
 from marl.losses.imitation import ImitationLoss
 from marl.losses.listening import ListeningLoss
 from marl.losses.world_model import WorldModelLoss
+from marl.model.branches import QUESTIONS
 from marl.model.optim import OPTIMIZERS
 from marl.model.policy import MOST, load_config, tiny_config
 
@@ -40,10 +41,13 @@ class ModelConfig:
     kv_heads: int = 1
     intermediate_size: int = 384
     context: int = 1024
+    questions: str = "stream"  # or beside it, or auto: see `branches.read_questions`
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise UserError(f"model.kind={self.kind}: must be one of {', '.join(KINDS)}")
+        if self.questions not in QUESTIONS:
+            raise UserError(f"model.questions={self.questions}: must be one of {', '.join(QUESTIONS)}")
         for name, key in SIZES.items():
             if getattr(self, name) < 1:
                 raise UserError(f"model.{name}={getattr(self, name)}: must be at least 1")
@@ -65,6 +69,10 @@ class ModelConfig:
     def shape(self) -> dict[str, int]:
         """The shape of a tiny model, as `tiny_config` takes it."""
         return {name: getattr(self, name) for name in SIZES if name != "vocab_size"}
+
+    def made_of(self) -> dict[str, Any]:
+        """The settings that a trained base depends on; `questions` came later."""
+        return {name: value for name, value in asdict(self).items() if (name, value) != ("questions", "stream")}
 
     def lm_config(self) -> PreTrainedConfig:
         """The language model's own configuration; a tiny one's vocabulary may turn out smaller."""

@@ -205,11 +205,11 @@ def _hearing(episode: Episode, place: Place, models: Mapping[str, ModelAgent]) -
             view.observe(observations[agent]["text"], infos[agent]["questions"], turn.step + 1)
             if observations[agent]["turn"] != TurnKind.WAIT:
                 view.cue(observations[agent]["options"])
-            end = view.asked[-1].position + 1 if view.asked else stop.length
+            end = max((each.position + 1 for each in view.asked), default=stop.length)
             fits = end <= models[episode.players[agent]].engine.context
             stop.chunks.append(view.stream.tokens[stop.length : end] if fits else [])
             stop.asked.append(view.asked if fits else [])
-    return {agent: stop for agent, stop in stops.items() if any(stop.chunks)}
+    return {agent: stop for agent, stop in stops.items() if any(stop.asked)}
 
 
 @torch.no_grad()
@@ -222,15 +222,19 @@ def _hear(
     engine = Engine(agent.policy, ROWS * (count + 1), agent.engine.context)
     seat_of = {id(stop): seat for seat, stops in by_seat.items() for stop in stops}
     for slots, stops, _ in _rows(episodes, by_seat, engine):
-        which = [[j for j, chunk in enumerate(stop.chunks) if chunk] for stop in stops]
+        which = [[j for j, asked in enumerate(stop.asked) if asked] for stop in stops]
         forks = [fork for slot, own in zip(slots, which, strict=True) for fork in engine.fork(slot, len(own))]
         heard = [(stop, j) for stop, own in zip(stops, which, strict=True) for j in own]
-        chunks = [stop.chunks[j] for stop, j in heard]
-        hidden = engine.read(forks, chunks).split([len(chunk) for chunk in chunks])
-        for (stop, j), states in zip(heard, hidden, strict=True):
+        new = [(fork, chunk) for fork, (stop, j) in zip(forks, heard, strict=True) if (chunk := stop.chunks[j])]
+        hidden = engine.read([fork for fork, _ in new], [chunk for _, chunk in new])
+        states = dict(zip((fork for fork, _ in new), hidden.split([len(chunk) for _, chunk in new]), strict=True))
+        for fork, (stop, j) in zip(forks, heard, strict=True):
             game, listener = seat_of[id(stop)]
             asked = stop.asked[j]
-            logits = agent.policy.logits(states[[a.position - stop.length for a in asked]])
+            branches = [(a.position + 1, a.branch) for a in asked if a.branch]
+            beside = iter(engine.read_beside([fork], [branches]) if branches else ())
+            found = [next(beside) if a.branch else states[fork][a.position - stop.length] for a in asked]
+            logits = agent.policy.logits(torch.stack(found))
             probs = [
                 row[list(a.candidate_ids)].double().softmax(-1).cpu().numpy()
                 for row, a in zip(logits, asked, strict=True)

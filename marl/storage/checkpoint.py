@@ -22,6 +22,7 @@ from torch import Tensor
 from marl.common.distributed import ONE, Ranks
 from marl.common.errors import UserError
 from marl.common.files import FAULTS, fits, read_json, sync_folder, write_text, writing
+from marl.model.branches import read_questions
 from marl.model.optim import Optimizer, slots_of
 from marl.model.policy import Policy, pretrained, read_tensors
 from marl.model.sharding import like, whole
@@ -34,7 +35,14 @@ STEPPED = "stepped"  # an optimizer's tensor that lists the parameters with a st
 
 # Forms of entries that other code reads, of policy.json and of a checkpoint's state.json.
 NUMBER, NONE = (int, float), type(None)
-CARD = {"game": str, "run": str, "learner": str, "made_of": {"base?": dict, "env?": dict}, "figures": {...: NUMBER}}
+CARD = {
+    "game": str,
+    "run": str,
+    "questions": str,
+    "learner": str,
+    "made_of": {"base?": dict, "env?": dict},
+    "figures": {...: NUMBER},
+}
 STATE = {
     "run": str,
     "base": (str, NONE),
@@ -163,7 +171,9 @@ def save_policy(folder: str | Path, policy: Policy, card: Mapping[str, Any]) -> 
         assert (to / "config.json").exists(), "transformers saves on the first rank alone"
         policy.tokens.tokenizer.save_pretrained(to)
         save_file({k: v.contiguous() for k, v in policy.value_head.state_dict().items()}, to / "value_head.safetensors")
-        (to / "policy.json").write_text(json.dumps({**card, "privileged_size": policy.privileged_size}, indent=1))
+        beside = {"questions": "beside"} if policy.tokens.beside else {}
+        own = {"privileged_size": policy.privileged_size, **beside}
+        (to / "policy.json").write_text(json.dumps({**card, **own}, indent=1))
 
     write_folder(folder, write)
 
@@ -204,6 +214,8 @@ def load_policy(folder: str | Path, device: torch.device | str = "cpu", privileg
     if head and size > sum(tensor.numel() for tensor in head.values()):  # never allocate that size
         raise other_critic
     policy = pretrained(str(folder), size, seed=0, exact=True)  # the seed fixes a new head
+    if read_card(folder).get("questions") == "beside":
+        read_questions(policy.tokens, policy.lm, "beside")
     if size == own_size:
         try:
             policy.value_head.load_state_dict(head)

@@ -66,9 +66,10 @@ def test_signatures_show_all_settings_with_the_defaults_of_the_command_line(game
 
 # --- Styles that meet -------------------------------------------------------------------------------------------------
 
-IN_NATURAL = dict(
-    zip(among_us_texts.OPTION[Style.COMPACT].values(), among_us_texts.OPTION[Style.NATURAL].values(), strict=True)
-)
+IN_STYLE = {  # by style, options as they read in compact style and in that style
+    style: dict(zip(among_us_texts.OPTION[Style.COMPACT].values(), options.values(), strict=True))
+    for style, options in among_us_texts.OPTION.items()
+}
 
 
 def reply_of(seen: dict[str, Any], rng: Random) -> str:
@@ -84,15 +85,15 @@ def reply_of(seen: dict[str, Any], rng: Random) -> str:
 
 
 @both_games
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(3))
 def test_each_seat_reads_what_it_would_in_a_game_of_its_own_style(game: ModuleType, seed: int) -> None:
-    """Texts, options, questions and corrections, in three games that are played alike; all else is the same."""
+    """Texts, options, questions and corrections, in games that are played alike; all else is the same."""
     name = game.__name__.removeprefix("envs.")
     rules = {"dond_v0": {"max_message_chars": 30}, "among_us_v0": {"cooldown": 1, "task_steps": 3, "max_steps": 120}}
     envs = {style: game.parallel_env(style=style, **rules[name]) for style in Style}
-    mixed = game.parallel_env(style=list(Style)[seed % 2], **rules[name])
+    mixed = game.parallel_env(style=list(Style)[seed % 3], **rules[name])
     agents = mixed.possible_agents
-    styles = {agent: list(Style)[(seed + number) % 2] for number, agent in enumerate(agents)}
+    styles = {agent: list(Style)[(seed + number) % 3] for number, agent in enumerate(agents)}
     given = {agent: style.value for agent, style in styles.items() if style is not mixed.style}
     found = {style: each.reset(seed=seed) for style, each in envs.items()}
     seen, infos = mixed.reset(seed=seed, options={"styles": given})
@@ -105,8 +106,7 @@ def test_each_seat_reads_what_it_would_in_a_game_of_its_own_style(game: ModuleTy
         if not mixed.agents:
             break
         replies = {agent: reply_of(each, rng) for agent, each in found[Style.COMPACT][0].items()}
-        spoken = {agent: IN_NATURAL.get(reply, reply) for agent, reply in replies.items()}
-        words = {Style.COMPACT: replies, Style.NATURAL: spoken}
+        words = {style: {a: own.get(reply, reply) for a, reply in replies.items()} for style, own in IN_STYLE.items()}
         stepped = {style: each.step(words[style]) for style, each in envs.items()}
         own = mixed.step({agent: words[style][agent] for agent, style in styles.items()})
         assert own[1:4] == stepped[Style.NATURAL][1:4] == stepped[Style.COMPACT][1:4]
@@ -119,7 +119,7 @@ def test_each_seat_reads_what_it_would_in_a_game_of_its_own_style(game: ModuleTy
 @both_games
 @pytest.mark.parametrize("styles", ["natural", {"player_9": "natural"}, {"player_0": "verse"}, {"player_1": ["x"]}])
 def test_agents_and_styles_that_do_not_exist_are_refused(game: ModuleType, styles: Any) -> None:
-    with pytest.raises(ValueError, match="The reset option 'styles' must give agents natural or compact, got "):
+    with pytest.raises(ValueError, match="The reset option 'styles' must give agents natural, brief or compact, got "):
         game.parallel_env().reset(seed=0, options={"styles": styles})
 
 

@@ -49,7 +49,7 @@ class Sighting(NamedTuple):
 
 
 class Memory:
-    """Reads what one seat is told, in either style, and remembers it. The base class of all players."""
+    """Reads what one seat is told, in any style, and remembers it. The base class of all players."""
 
     def __init__(self, seed: int) -> None:
         self.rng = Random(seed)
@@ -76,7 +76,8 @@ class Memory:
 
     def observe(self, text: str) -> None:
         if not self.me and text:
-            self.style = Style.COMPACT if text.startswith(" ") else Style.NATURAL
+            long = Style.BRIEF if text.startswith("Among Us, ") else Style.NATURAL
+            self.style = Style.COMPACT if text.startswith(" ") else long
         for event in read(text, self.style):
             match event:
                 case events.Intro():

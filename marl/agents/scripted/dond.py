@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from random import Random
 
 from envs.core import END
-from envs.dond.replies import MESSAGE, PROPOSE, proposal_text
+from envs.dond.replies import KINDS, MESSAGE, PROPOSE, Message, Proposal, parse_reply, proposal_text
 from envs.dond.rules import MAX_POINTS, Triple, allocations, partner_values, rest
-from envs.dond.texts import parse_heard, parse_prompt
+from envs.dond.texts import parse_heard, parse_prompt, says_freely
 from marl.agents.scripted import dond_language as language
 
 
@@ -85,6 +85,8 @@ class Negotiator:
         self.told: set[int] = set()  # items whose value was stated
         self.held: str | None = None  # the reply meant when a slip came out instead
         self.error = False
+        self.meant: str | None = None  # the reply that is given in parts (format=structured)
+        self.counted = 0  # items of it that were claimed
 
     def observe(self, text: str) -> None:
         """Reads an observation. Raises ValueError if a game's first text isn't the prompt."""
@@ -101,7 +103,28 @@ class Negotiator:
                 self._hear(body)
 
     def reply(self, text: str, options: Sequence[str] = ()) -> str:
-        """Replies to an observation, with tags. `options` is empty: every turn is free text."""
+        """Replies to an observation: with tags, or (format=structured) with the part that is asked for."""
+        in_parts = bool(options) or says_freely(text)
+        if not in_parts:
+            return self.whole_reply(text)
+        if self.meant is None:
+            self.meant = self.whole_reply(text)
+            self.meant, self.held = self.held or self.meant, None  # no part of a reply is a slip
+        parsed = parse_reply(self.meant, self.counts, proposal_pending=False, messages_sent=1)
+        assert isinstance(parsed, Message | Proposal), parsed
+        if options == KINDS:
+            return KINDS[isinstance(parsed, Proposal)]
+        if isinstance(parsed, Message):
+            self.meant = None
+            return f"{parsed.text} {END}"
+        count = parsed.claim[self.counted]
+        self.counted = (self.counted + 1) % len(parsed.claim)
+        if not self.counted:
+            self.meant = None
+        return str(count)
+
+    def whole_reply(self, text: str) -> str:
+        """Replies to an observation, with tags."""
         self.observe(text)
         if self.error:  # say what was meant, or else the plainest thing that the rules allow
             meant, self.held = self.held, None
@@ -260,7 +283,7 @@ class RandomPlayer(Negotiator):
     def __init__(self, seed: int) -> None:
         super().__init__(TEMPERAMENTS["fair"], seed)
 
-    def reply(self, text: str, options: Sequence[str] = ()) -> str:
+    def whole_reply(self, text: str) -> str:
         """A message first, unless the partner has proposed; then a claim."""
         self.observe(text)
         if not self.spoken and not self.pending:

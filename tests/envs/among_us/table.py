@@ -11,7 +11,7 @@ from envs.among_us import texts
 from envs.among_us.state import NAMES
 from envs.core import Style, TurnKind
 
-STYLES = ("natural", "compact")
+STYLES = ("natural", "brief", "compact")
 FIVE = ("Red", "Blue", "Green", "Yellow", "Orange")
 FAR = (((1, 1),) * 2,) * 5  # everybody's tasks: two in the room that is farthest from the start
 START: dict[str, Any] = {"names": FIVE, "imposters": (4,), "tasks": FAR}
@@ -21,7 +21,8 @@ START: dict[str, Any] = {"names": FIVE, "imposters": (4,), "tasks": FAR}
 
 SEVEN: dict[str, Any] = {"names": NAMES, "imposters": (5, 2), "tasks": FAR[:1] * 7}
 NATURAL = {texts.OPTION[Style.COMPACT][x]: texts.OPTION[Style.NATURAL][x] for x in texts.ALL_ACTIONS}
-COMPACT = {natural: compact for compact, natural in NATURAL.items()}
+BRIEF = {texts.OPTION[Style.COMPACT][x]: texts.OPTION[Style.BRIEF][x] for x in texts.ALL_ACTIONS}
+COMPACT = {theirs: compact for words in (NATURAL, BRIEF) for compact, theirs in words.items()}
 
 
 class Table:
@@ -43,8 +44,8 @@ class Table:
 
     def __call__(self, **replies: str) -> Table:
         given = {self.agent(name): reply for name, reply in replies.items()}
-        if self.env.style is Style.NATURAL:
-            given = {agent: NATURAL.get(reply, reply) for agent, reply in given.items()}
+        words = {Style.NATURAL: NATURAL, Style.BRIEF: BRIEF}.get(self.env.style, {})
+        given = {agent: words.get(reply, reply) for agent, reply in given.items()}
         for agent, seen in self.observations.items():
             if seen["turn"] == TurnKind.CHOOSE and agent not in given:
                 given[agent] = "skip" if "skip" in seen["options"] else "wait"

@@ -156,7 +156,7 @@ def test_who_killed_does_not_show_in_the_whole_discussion_after_it(seed: int, re
         )
     )
     assert first == second
-    meeting, votes = ("meeting", "votes") if style == "compact" else ("A discussion begins", "votes")
+    meeting, votes = {"compact": "meeting", "natural": "A discussion begins", "brief": "found the body"}[style], "votes"
     assert any(meeting in seen["text"] for step in first for seen in step)
     assert any(votes in seen["text"].lower() for step in first for seen in step)
 
