@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
 from transformers import PreTrainedConfig
 
 from marl.common.errors import UserError
@@ -14,6 +15,7 @@ from marl.losses.claim import ClaimLoss
 from marl.losses.imitation import ImitationLoss
 from marl.losses.listening import ListeningLoss
 from marl.losses.world_model import WorldModelLoss
+from marl.model.lora import AdapterConfig
 from marl.model.optim import OPTIMIZERS
 from marl.model.policy import MOST, load_config, tiny_config
 
@@ -29,7 +31,10 @@ SIZES = {  # of a tiny model's settings, what `transformers` calls them
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """`kind` tiny (trained here from scratch) or hf (`name`: a local folder or hub name)."""
+    """`kind` tiny (trained here from scratch) or hf (`name`: a local folder or hub name).
+
+    `lora`: what learns is an adapter over frozen weights; None: all weights learn.
+    """
 
     kind: str = "tiny"
     name: str = ""
@@ -40,6 +45,7 @@ class ModelConfig:
     kv_heads: int = 1
     intermediate_size: int = 384
     context: int = 1024
+    lora: AdapterConfig | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -61,6 +67,16 @@ class ModelConfig:
             raise UserError(
                 f"model.hidden_size={self.hidden_size}: must be a multiple of {2 * self.heads}, twice model.heads"
             )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the weights; only frozen ones may be in bfloat16."""
+        return self.lora.dtype if self.lora else torch.float32
+
+    @property
+    def base_lora(self) -> AdapterConfig | None:
+        """The adapter that a base is fine-tuned with; a small model is trained from scratch, in full."""
+        return self.lora if self.kind == "hf" else None
 
     def shape(self) -> dict[str, int]:
         """The shape of a tiny model, as `tiny_config` takes it."""
