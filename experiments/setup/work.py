@@ -28,12 +28,13 @@ from experiments.setup.spec import RunSpec
 from marl.agents.chat import CHAT, ChatAgent
 from marl.common.errors import UserError
 from marl.common.files import digest, reading
+from marl.model.lora import adapter_bytes, read_adapter
 from marl.model.policy import load_tokenizer
 from marl.pretraining.corpus import data_files
 from marl.rollout.cast import LEARNERS, players_of
 from marl.rollout.games import env_maker, file_digests
 from marl.rollout.seeds import WARM_START, Seeds
-from marl.storage.checkpoint import folder_digest
+from marl.storage.checkpoint import adapter_base, folder_digest, is_adapter
 from marl.storage.folder import CARD, hardware, read_run_card, run_settings
 
 
@@ -72,16 +73,43 @@ class Work:
             ("algo.update.bf16", spec.algo.update.bf16),
             ("algo.play_bf16", spec.algo.play_bf16),
             ("base.bf16", spec.base.bf16),
+            ("model.lora.bf16", spec.model.dtype == torch.bfloat16),
         ):
             if used:
                 check_bf16(work.device, setting)
         if spec.model.kind == "hf":
             load_tokenizer(spec.model.name)
+        check_adapters(spec)
         return work
 
     def at_once(self, concurrency: int) -> Work:
         """Returns the same work, so many games at a time."""
         return replace(self, spec=replace(self.spec, algo=replace(self.spec.algo, concurrency=concurrency)))
+
+
+def check_adapters(spec: RunSpec) -> None:
+    """Refuses an adapter that the model cannot have, and runs to start from that are not of the same kind."""
+    lora = spec.model.lora
+    if lora:
+        adapter_bytes(spec.model.lm_config(), lora)
+    for name, run in spec.init.items():
+        folder = policy_folder(start_of(spec, name))
+        if is_adapter(folder) != (lora is not None):
+            kinds = ("all of a model's weights", "an adapter")
+            theirs, own = kinds[is_adapter(folder)], kinds[lora is not None]
+            raise UserError(
+                f"init.{name}={run}: it has {theirs}, and this run trains {own}. Start from a run of the same kind; "
+                "marl.merge makes a model of an adapter"
+            )
+        if lora:
+            theirs = read_adapter(folder, adapter_base(folder)[2])
+            if (theirs.form, theirs.bf16) != (lora.form, lora.bf16):
+                rank, alpha, targets = theirs.form
+                raise UserError(
+                    f"init.{name}={run}: its adapter has rank {rank}, alpha {alpha:g}, targets {targets} and "
+                    f"bf16 {theirs.bf16}, and model.lora asks for {lora.rank}, {lora.alpha:g}, {lora.form[2]} and "
+                    f"{lora.bf16}. Give both the same"
+                )
 
 
 def start_of(spec: RunSpec, learner: str) -> str:
@@ -97,6 +125,7 @@ def computed_with(spec: RunSpec, device: torch.device) -> dict[str, Any]:
     return {
         "torch": torch.__version__,
         "transformers": version("transformers"),
+        **({"peft": version("peft")} if spec.model.lora else {}),
         "device": device.type,
         "deterministic": spec.deterministic,
         "algo.concurrency": spec.algo.concurrency,

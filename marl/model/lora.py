@@ -175,7 +175,9 @@ def _inject(lm: PreTrainedModel, config: AdapterConfig) -> None:
             peft.inject_adapter_in_model(settings, lm, NAME)
         except ValueError as error:
             reason = " ".join(str(error).split())[:200]
-            raise UserError(f"model.lora: {type(lm).__name__} cannot be adapted so ({reason}). Leave it out.") from error
+            raise UserError(
+                f"model.lora: {type(lm).__name__} cannot be adapted so ({reason}). Leave it out."
+            ) from error
 
 
 def chosen_layers(lm: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
@@ -232,8 +234,8 @@ def read_adapter(folder: Path, bf16: bool = False) -> AdapterConfig:
     """Reads the settings of an adapter's folder. UserError where they are not of a plain LoRA adapter."""
     path = folder / SETTINGS_FILE
     found = read_json(path)
-    fields = {name: found.get(key) for name, key in
-              (("rank", "r"), ("alpha", "lora_alpha"), ("targets", "target_modules"), ("dropout", "lora_dropout"))}  # fmt: skip
+    keys = {"rank": "r", "alpha": "lora_alpha", "targets": "target_modules", "dropout": "lora_dropout"}
+    fields = {name: found.get(key) for name, key in keys.items()}
     numbers = (fields[name] for name in ("rank", "alpha", "dropout"))
     plain = found.get("peft_type") == "LORA" and type(fields["rank"]) is int
     if not plain or not all(isinstance(n, int | float) and not isinstance(n, bool) for n in numbers):

@@ -238,8 +238,7 @@ def _teach(
     progress: Progress,
     report: Report,
 ) -> tuple[Policy, dict[str, float]]:
-    """Gives the lessons, by an adapter that is merged where there is `lora`. Returns the policy, with held-out figures.
-    """
+    """Gives the lessons, by an adapter that is merged where there is `lora`. Returns policy and held-out figures."""
     game, tokens = env["game"], policy.tokens
     # Beside imitation, listening is hardly learned: Adam scales a step by the whole gradient, which random play fills
     # with noise. The gradient of KL to the model before the lessons has no noise, and is 0 at first.

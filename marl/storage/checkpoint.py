@@ -302,7 +302,7 @@ def adapter_base(folder: str | Path) -> tuple[str, str, bool]:
 _BASES: WeakValueDictionary[tuple[str, str, str], Policy] = WeakValueDictionary()  # of adapters that are in use
 
 
-def frozen_base(name: str, digest: str, device: torch.device | str, dtype: torch.dtype) -> Policy:
+def frozen_base(name: str, digest: str, device: torch.device | str, dtype: torch.dtype = torch.float32) -> Policy:
     """Loads a model that nobody trains in full: once, as long as it is in use."""
     key = (digest, str(torch.device(device)), str(dtype))
     found = _BASES.get(key)
