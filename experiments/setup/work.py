@@ -50,6 +50,7 @@ class Work:
     chat: ChatAgent | None  # the player behind an endpoint, where one plays
     expected: Expected | None = None
     lock: TextIO | None = None
+    game_bytes: int = 0  # of caches, for each game that is played at a time
 
     @classmethod
     def of(cls, spec: RunSpec) -> Work:
@@ -82,9 +83,10 @@ class Work:
         check_adapters(spec)
         return work
 
-    def at_once(self, concurrency: int) -> Work:
-        """Returns the same work, so many games at a time."""
-        return replace(self, spec=replace(self.spec, algo=replace(self.spec.algo, concurrency=concurrency)))
+    def at_once(self, concurrency: int, game_bytes: int = 0) -> Work:
+        """Returns the same work, so many games at a time, whose caches take so many bytes each."""
+        spec = replace(self.spec, algo=replace(self.spec.algo, concurrency=concurrency))
+        return replace(self, spec=spec, game_bytes=game_bytes)
 
 
 def check_adapters(spec: RunSpec) -> None:

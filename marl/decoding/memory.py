@@ -57,10 +57,11 @@ class Slots:
 
 @dataclass(frozen=True)
 class Fit:
-    """The number of games at a time that fits into memory, and a line for the user about it."""
+    """The number of games at a time that fits into memory, a line for the user, and bytes of a game's slots."""
 
     concurrency: int
     line: str
+    game: int = 0
 
 
 def check_memory(
@@ -104,7 +105,7 @@ def check_memory(
     line = f"cache: {what}, {readable(cache(fitting))}"
     if fitting < concurrency:
         line += f"; {setting} lowered from {concurrency} to {fitting}: {readable(free)} are free ({device.type})"
-    return Fit(fitting, line)
+    return Fit(fitting, line, cache(2) - cache(1))
 
 
 class Shape:
