@@ -53,7 +53,7 @@ def gemma3(folder: Path) -> Policy:
 
 def policy_of(kind: str, folder: Path) -> Policy:
     if kind == "tiny":
-        return tiny_policy()
+        return tiny_policy(context=1024)
     return gemma3(folder) if kind == "gemma3" else hf_policy(folder, kind)
 
 
