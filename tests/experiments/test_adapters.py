@@ -17,8 +17,8 @@ from experiments import evaluate, learning, train
 from experiments.setup import devices
 from experiments.studies import crossplay
 from marl.common.errors import UserError
-from marl.metrics.evaluation import read_evaluation
 from marl.model.policy import Policy
+from marl.report.runs import read_evaluation
 from marl.storage.checkpoint import checkpoints_in, folder_digest, load_policy, policy_digest
 from tests.composing import DOND, configure, run_folder
 from tests.marl.models import hf_tokenizer, random_lm, save
