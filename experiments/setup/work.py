@@ -29,7 +29,7 @@ from marl.agents.chat import CHAT, ChatAgent
 from marl.common.errors import UserError
 from marl.common.files import digest, reading
 from marl.model.lora import adapter_bytes, read_adapter
-from marl.model.policy import load_tokenizer
+from marl.model.policy import load_config, load_tokenizer
 from marl.pretraining.corpus import data_files
 from marl.rollout.cast import LEARNERS, players_of
 from marl.rollout.games import env_maker, file_digests
@@ -79,6 +79,7 @@ class Work:
             if used:
                 check_bf16(work.device, setting)
         if spec.model.kind == "hf":
+            load_config(spec.model.name)  # first: it says of a folder what is wrong with its weights' kind
             load_tokenizer(spec.model.name)
         check_adapters(spec)
         return work
@@ -97,10 +98,9 @@ def check_adapters(spec: RunSpec) -> None:
     for name, run in spec.init.items():
         folder = policy_folder(start_of(spec, name))
         if is_adapter(folder) != (lora is not None):
-            kinds = ("all of a model's weights", "an adapter")
-            theirs, own = kinds[is_adapter(folder)], kinds[lora is not None]
+            it, this = ("an adapter", "all weights") if is_adapter(folder) else ("all weights", "an adapter")
             raise UserError(
-                f"init.{name}={run}: it has {theirs}, and this run trains {own}. Start from a run of the same kind; "
+                f"init.{name}={run}: it trained {it}, and this run trains {this}. Start from a run of the same kind; "
                 "marl.merge makes a model of an adapter"
             )
         if lora:
@@ -108,8 +108,8 @@ def check_adapters(spec: RunSpec) -> None:
             if (theirs.form, theirs.bf16) != (lora.form, lora.bf16):
                 rank, alpha, targets = theirs.form
                 raise UserError(
-                    f"init.{name}={run}: its adapter has rank {rank}, alpha {alpha:g}, targets {targets} and "
-                    f"bf16 {theirs.bf16}, and model.lora asks for {lora.rank}, {lora.alpha:g}, {lora.form[2]} and "
+                    f"init.{name}={run}: its adapter has rank {rank}, alpha {alpha}, targets {targets} and "
+                    f"bf16 {theirs.bf16}, and model.lora asks for {lora.rank}, {lora.alpha}, {lora.form[2]} and "
                     f"{lora.bf16}. Give both the same"
                 )
 

@@ -41,7 +41,7 @@ class AdapterConfig:
     """
 
     rank: int = 16
-    alpha: float = 32.0
+    alpha: int = 32
     targets: Any = ALL
     dropout: float = 0.0
     bf16: bool = False
@@ -49,8 +49,8 @@ class AdapterConfig:
     def __post_init__(self) -> None:
         if self.rank < 1:
             raise UserError(f"model.lora.rank={self.rank}: must be at least 1")
-        if self.alpha <= 0:
-            raise UserError(f"model.lora.alpha={self.alpha:g}: must be above 0")
+        if self.alpha < 1:
+            raise UserError(f"model.lora.alpha={self.alpha}: must be at least 1")
         if not 0 <= self.dropout < 1:
             raise UserError(f"model.lora.dropout={self.dropout:g}: must lie in [0, 1)")
         listed = isinstance(self.targets, list | tuple) and all(isinstance(t, str) and t for t in self.targets)
@@ -68,7 +68,7 @@ class AdapterConfig:
     def form(self) -> tuple[Any, ...]:
         """What two adapters must share for one to go on from the other's weights."""
         targets = self.targets if isinstance(self.targets, str) else tuple(sorted(self.targets))
-        return self.rank, float(self.alpha), targets
+        return self.rank, self.alpha, targets
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def merged(policy: Policy) -> Policy:
     whole.adapter = None
     for name, module in list(whole.lm.named_modules()):
         if isinstance(module, BaseTunerLayer):
-            layer = module.get_base_layer()
+            layer: Any = module.get_base_layer()
             dtype = layer.weight.dtype
             layer.float()  # rounded once, after the sum
             module.merge()
@@ -235,10 +235,9 @@ def read_adapter(folder: Path, bf16: bool = False) -> AdapterConfig:
     path = folder / SETTINGS_FILE
     found = read_json(path)
     keys = {"rank": "r", "alpha": "lora_alpha", "targets": "target_modules", "dropout": "lora_dropout"}
-    fields = {name: found.get(key) for name, key in keys.items()}
-    numbers = (fields[name] for name in ("rank", "alpha", "dropout"))
-    plain = found.get("peft_type") == "LORA" and type(fields["rank"]) is int
-    if not plain or not all(isinstance(n, int | float) and not isinstance(n, bool) for n in numbers):
+    fields: dict[str, Any] = {name: found.get(key) for name, key in keys.items()}
+    plain = found.get("peft_type") == "LORA" and isinstance(fields["dropout"], int | float)
+    if not plain or type(fields["rank"]) is not int or type(fields["alpha"]) is not int:
         raise UserError(f"{path} does not describe an adapter of this project. Make the run again.")
     try:
         return AdapterConfig(**fields, bf16=bf16)

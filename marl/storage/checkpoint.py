@@ -181,14 +181,15 @@ def save_policy(folder: str | Path, policy: Policy, card: Mapping[str, Any]) -> 
 
     Of an adapted policy the adapter alone, as peft reads it; the card names its base.
     """
+    name = policy.lm.name_or_path or ""
     if policy.adapter:
-        name, bf16 = policy.lm.name_or_path, policy.adapter.config.bf16
-        card = {**card, "adapts": {"name": name, "digest": model_digest(name), "bf16": bf16}}
+        assert name, "an adapter's base has a folder or a name on the hub"
+        card = {**card, "adapts": {"name": name, "digest": model_digest(name), "bf16": policy.adapter.config.bf16}}
 
     def write(to: Path) -> None:
         if policy.adapter:
             save_file(adapter_tensors(policy), to / WEIGHTS_FILE)
-            (to / SETTINGS_FILE).write_text(adapter_settings(policy, policy.lm.name_or_path))
+            (to / SETTINGS_FILE).write_text(adapter_settings(policy, name))
             policy.lm.config.save_pretrained(to)
         else:
             policy.lm.save_pretrained(to)
@@ -319,7 +320,8 @@ def _load_adapted(folder: Path, device: torch.device | str, privileged_size: int
     """Loads an adapter over its base, with a new value head."""
     name, digest, bf16 = adapter_base(folder)
     config, tensors = read_adapter(folder, bf16), read_tensors(folder / WEIGHTS_FILE)
-    if over is not None and over.lm.dtype == config.dtype and model_digest(over.lm.name_or_path) == digest:
+    known = over.lm.name_or_path if over is not None and over.lm.dtype == config.dtype else None
+    if over is not None and known and model_digest(known) == digest:
         base = over
     else:
         base = frozen_base(name, digest, device, config.dtype)

@@ -32,7 +32,7 @@ from tests.marl.updates import TERMS, noisy, played
 
 peft = pytest.importorskip("peft")
 
-SMALL = AdapterConfig(rank=4, alpha=8.0)
+SMALL = AdapterConfig(rank=4, alpha=8)
 CARD = {"game": "hint", "base": None, "run": "run", "learner": "learner"}
 KINDS = ("tiny", "gpt2", "llama", "gemma3")  # tied, tied with Conv1D, untied, tied with windows
 
@@ -187,7 +187,7 @@ def test_adapters_that_are_loaded_share_one_base(tmp_path: Path) -> None:
 
 
 def test_weights_in_bfloat16_with_an_adapter_in_float32(tmp_path: Path) -> None:
-    config = AdapterConfig(rank=4, alpha=8.0, bf16=True)
+    config = AdapterConfig(rank=4, alpha=8, bf16=True)
     hf_policy(tmp_path / "base", "llama")
     base = pretrained(tmp_path / "base", seed=0, dtype=torch.bfloat16)
     policy = moved(adapted(base, config))
@@ -210,7 +210,7 @@ def test_a_copy_that_plays_in_bfloat16_takes_over_adapters(tmp_path: Path) -> No
 
 
 def test_an_adapters_dropout_is_of_supervised_training_alone() -> None:
-    policy = moved(adapted(tiny_policy(), AdapterConfig(rank=4, alpha=8.0, dropout=0.5)))
+    policy = moved(adapted(tiny_policy(), AdapterConfig(rank=4, alpha=8, dropout=0.5)))
     plain = logits(policy)
     assert torch.equal(plain, logits(policy.train())) and policy.eval()
     with dropping(policy, torch.Generator().manual_seed(0)):
@@ -246,7 +246,7 @@ def test_targets_that_the_model_does_not_have(tmp_path: Path) -> None:
     ("settings", "said"),
     [
         ({"rank": 0}, r"model\.lora\.rank=0: must be at least 1"),
-        ({"alpha": 0.0}, r"model\.lora\.alpha=0: must be above 0"),
+        ({"alpha": 0}, r"model\.lora\.alpha=0: must be at least 1"),
         ({"dropout": 1.0}, r"model\.lora\.dropout=1: must lie in"),
         ({"targets": "q_proj"}, r"model\.lora\.targets=q_proj: must be all-linear, or a list"),
         ({"targets": []}, r"model\.lora\.targets=\[\]: must be all-linear, or a list"),

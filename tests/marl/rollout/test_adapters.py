@@ -65,7 +65,7 @@ def gap(policy: Policy, batch: TokenBatch) -> float:
 @pytest.mark.parametrize("kind", ["tiny", "gpt2", "gemma3"])
 def test_sampler_and_trainer_agree_for_each_adapter_after_each_update(kind: str, tmp_path: Path) -> None:
     base = policy_of(kind, tmp_path / "base")
-    config = AdapterConfig(rank=4, alpha=8.0)
+    config = AdapterConfig(rank=4, alpha=8)
     if kind == "tiny":  # a frozen partner from a run's folder, where its base has one
         friend = moved(adapted(base, config, 2), 2)
     else:
