@@ -85,7 +85,7 @@ def test_sampler_and_trainer_agree_for_each_adapter_after_each_update(kind: str,
         episodes = play(agents, iteration)
         batches = {name: collate(seats_of(episodes, {name}), REWARDS) for name in policies}
         for name, batch in batches.items():
-            assert int(batch.reply.sum()) > 10 and gap(policies[name], batch) < 1e-4, (iteration, name)
+            assert int(batch.reply.sum()) > 5 and gap(policies[name], batch) < 1e-4, (iteration, name)
             # A player with another adapter, or with none, would show: so would one that had missed the last update.
             for other, policy in policies.items():
                 same = other == name or (iteration == 0 and "friend" not in (name, other))  # B = 0
