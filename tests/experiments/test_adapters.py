@@ -112,8 +112,8 @@ def test_it_plays_is_merged_and_is_compared(run: Path, bases: Path, tmp_path: Pa
     assert set(read_evaluation(out / "evaluation.json")["conditions"]) >= {run.name, "base"}
     crossplay.main(
         configure(
-            "crossplay", "device=cpu", "progress=false", f"players=[{run},scripted]", "games=2", f"runs={run.parent}", f"cache={bases}",
-            f"cells={tmp_path / 'cells'}", f"publish={tmp_path / 'published'}",
+            "crossplay", "device=cpu", "progress=false", f"players=[{run},scripted]", "games=2", f"runs={run.parent}",
+            f"cache={bases}", f"cells={tmp_path / 'cells'}", f"publish={tmp_path / 'published'}",
         )
     )  # fmt: skip
     players = marl.load(run)
