@@ -41,11 +41,19 @@ LOSSES: dict[str, Loss] = {
 }  # fmt: skip
 REWARDS: dict[str, Reward] = {"game": GameReward()}
 CONFIG = UpdateConfig(learning_rate=1e-2, minibatches=1, token_budget=4096)
-PAIRS = (("learner", "rival"), ("learner", "base"), ("rival", "friend"), ("friend", "base"))
+NAMES = ("base", "friend", "learner", "rival")
+# Random weights say nothing that the game accepts, so that the other seat may never get the word: each also plays itself.
+PAIRS = (
+    *zip(NAMES, NAMES, strict=True),
+    ("learner", "rival"),
+    ("learner", "base"),
+    ("rival", "friend"),
+    ("friend", "base"),
+)
 
 
 def play(agents: Mapping[str, Agent], iteration: int) -> list[Episode]:
-    """Two games of each pair of players."""
+    """Two games of each pair of players, side by side."""
     games = draw_games(iteration, GAMES, count=2 * len(PAIRS))
     pairs = {game.seed: PAIRS[i % len(PAIRS)] for i, game in enumerate(games)}
 
@@ -75,7 +83,7 @@ def test_sampler_and_trainer_agree_for_each_adapter_after_each_update(kind: str,
     shared = {p.data_ptr() for each in policies.values() for n, p in each.lm.named_parameters() if not is_own(n)}
     assert shared == {p.data_ptr() for p in base.lm.parameters()}  # one copy of the base in memory
     agents = {
-        name: ModelAgent(name, policy, slots=16, context=1024, max_new_tokens=5, decode_steps=1 + 2 * (name == "rival"))
+        name: ModelAgent(name, policy, slots=32, context=1024, max_new_tokens=5, decode_steps=1 + 2 * (name == "rival"))
         for name, policy in policies.items()
     }
     learners = [
@@ -85,7 +93,7 @@ def test_sampler_and_trainer_agree_for_each_adapter_after_each_update(kind: str,
         episodes = play(agents, iteration)
         batches = {name: collate(seats_of(episodes, {name}), REWARDS) for name in policies}
         for name, batch in batches.items():
-            assert int(batch.reply.sum()) > 5 and gap(policies[name], batch) < 1e-4, (iteration, name)
+            assert int(batch.reply.sum()) > 3 and gap(policies[name], batch) < 1e-4, (iteration, name)
             # A player with another adapter, or with none, would show: so would one that had missed the last update.
             for other, policy in policies.items():
                 same = other == name or (iteration == 0 and "friend" not in (name, other))  # B = 0
