@@ -42,7 +42,7 @@ LOSSES: dict[str, Loss] = {
 REWARDS: dict[str, Reward] = {"game": GameReward()}
 CONFIG = UpdateConfig(learning_rate=1e-2, minibatches=1, token_budget=4096)
 NAMES = ("base", "friend", "learner", "rival")
-# Random weights say nothing that the game accepts, so that the other seat may never get the word: each also plays itself.
+# Random weights say nothing that the game accepts, so that only one seat may speak: each also plays itself.
 PAIRS = (
     *zip(NAMES, NAMES, strict=True),
     ("learner", "rival"),
