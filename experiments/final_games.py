@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from experiments.launch.terminal import Bar, say
 from experiments.setup.players import played_as, seat_players
 from experiments.setup.work import Work, computed_with
@@ -171,6 +173,7 @@ def settings_of_base_games(work: Work) -> dict[str, Any]:
         "decode_steps": algo.decode_steps,
         "context": algo.context,
         **({"play_bf16": True} if algo.play_bf16 else {}),
+        **({"bf16": True} if spec.model.dtype == torch.bfloat16 else {}),
         **({"chat": spec.identity["chat"]} if spec.chat else {}),
         **file_digests(spec.test_env),
         **played_as(spec.test_cast, algo),

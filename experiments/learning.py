@@ -23,6 +23,7 @@ from marl.learning.renaming import Renaming, renaming
 from marl.learning.update import Learner, make_optimizer
 from marl.losses import any_reads
 from marl.metrics.wording import of_ones_own
+from marl.model.lora import adapted
 from marl.model.policy import Policy
 from marl.model.sharding import Shards
 from marl.report.transcripts import write_episodes
@@ -100,14 +101,19 @@ def learn(
 
 
 def starting_policies(work: Work, base: Policy, ranks: Ranks) -> dict[str, Policy]:
-    """Returns what each learner starts from: a copy of the base, or the run that `init` names."""
+    """Returns what each learner starts from: the run that `init` names, an adapter over the base, or its copy."""
     spec = work.spec
-    policies = {
-        name: run_policy(run, spec.env["game"], base.device, base)
-        if (run := start_of(spec, name))
-        else copy.deepcopy(base)
-        for name in spec.learners
-    }
+    policies = {}
+    for name in spec.learners:
+        if run := start_of(spec, name):
+            policies[name] = policy = run_policy(run, spec.env["game"], base.device, base)
+            if policy.adapter and policy.adapter.base is not base:
+                raise UserError(
+                    f"init.{name}={spec.init[name]}: it is an adapter for another base than this run's. Let both start "
+                    "from the same base, or merge it (marl.merge)"
+                )
+        else:
+            policies[name] = adapted(base, spec.model.lora, spec.seed) if spec.model.lora else copy.deepcopy(base)
     for name, policy in policies.items():
         if ranks.first and sizes(policy) != sizes(base):
             own, others = (sum(p.numel() for p in each.lm.parameters()) for each in (policy, base))
@@ -120,8 +126,9 @@ def starting_policies(work: Work, base: Policy, ranks: Ranks) -> dict[str, Polic
 
 
 def sizes(policy: Policy) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of the language model's parameters, by name."""
-    return {name: tuple(parameter.shape) for name, parameter in policy.lm.named_parameters()}
+    """Returns the shapes of the language model's parameters, by name; an adapter's are its base's."""
+    lm = policy.adapter.base.lm if policy.adapter else policy.lm
+    return {name: tuple(parameter.shape) for name, parameter in lm.named_parameters()}
 
 
 def names_to_swap(work: Work, base: Policy) -> Renaming | None:

@@ -67,7 +67,7 @@ def main(cfg: DictConfig) -> Path:
 
     # What happens, and what is written of it.
     with torchrun_ranks(work.device) as ranks, leaving_the_device(work.device):
-        work = work.at_once(min(ranks.objects(fit.concurrency)))
+        work = work.at_once(min(ranks.objects(fit.concurrency)), fit.game)
         if not ranks.first:
             follow(work, ranks)
             return spec.folder

@@ -15,6 +15,7 @@ __all__ = [
     "credit",
     "influence",
     "load",
+    "merge",
     "play",
     "train",
     "word_policy",

@@ -25,6 +25,7 @@ import numpy as np
 from marl.agents.base import Agent
 from marl.agents.model import ModelAgent
 from marl.common.errors import UserError
+from marl.model.lora import merged
 from marl.model.policy import Policy
 from marl.report.html import episode_html
 from marl.report.transcripts import episode_to_json
@@ -35,7 +36,7 @@ from marl.rollout.cast import Seats, by_role, seats_per_player, turn_about
 from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import EVALUATION, draw_games
-from marl.storage.checkpoint import load_policy, read_card
+from marl.storage.checkpoint import is_adapter, load_policy, read_card, save_policy
 from marl.storage.folder import REFERENCE, finished_run
 from marl.types import Episode
 
@@ -103,8 +104,8 @@ def load(run: str | Path, device: str = "cpu") -> Players:
         raise UserError(
             f"{folder} was made by another version of this project: {error}. Make the run again."
         ) from error
-    names = {"trained": "policy", "rival": "rival", "base": REFERENCE}
-    found = {}
+    names = {"base": REFERENCE, "trained": "policy", "rival": "rival"}
+    found: dict[str, ModelPlayer] = {}
     for name, part in names.items():
         if not (folder / part / "policy.json").is_file():
             if name == "trained":
@@ -112,9 +113,26 @@ def load(run: str | Path, device: str = "cpu") -> Players:
             continue
         if (game := read_card(folder / part).get("game")) not in (None, env["game"]):
             raise UserError(f"{folder / part} plays {game}, and its run's game is {env['game']}. Name another run.")
-        policy = load_policy(folder / part, device)
+        policy = load_policy(folder / part, device, over=found["base"].policy if "base" in found else None)
         found[name] = ModelPlayer(name, policy, algo["context"], algo["max_new_tokens"], env.get("style"))
-    return Players(found, env, folder)
+    return Players({name: found[name] for name in ("trained", "rival", "base") if name in found}, env, folder)
+
+
+def merge(run: str | Path, to: str | Path) -> Path:
+    """Makes a plain model of `transformers` in the folder `to`: a run's base with its adapter added to the weights.
+
+    Raises UserError if the run has no adapter, its base is not there, or `to` holds something.
+
+        marl.merge("runs/dond-custom-s0-1a2b3c4d", "merged")
+    """
+    folder, to = Path(run) / "policy", Path(to)
+    card = read_card(folder)
+    if not is_adapter(folder):
+        raise UserError(f"{folder} has no adapter: it is a whole model already.")
+    if to.exists() and not (to.is_dir() and not any(to.iterdir())):
+        raise UserError(f"{to} holds something. Name a new folder.")
+    save_policy(to, merged(load_policy(folder)), {name: card[name] for name in card if name != "adapts"})
+    return to
 
 
 def play(

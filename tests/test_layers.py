@@ -76,6 +76,11 @@ def test_only_tracking_knows_wandb() -> None:
     assert [name_of(path) for path in paths if "wandb" in roots(path)] == ["marl/storage/tracking.py"]
 
 
+def test_only_adapters_know_peft() -> None:
+    paths = [*sources("envs"), *sources("marl"), *sources("experiments")]
+    assert [name_of(path) for path in paths if "peft" in roots(path)] == ["marl/model/lora.py"]
+
+
 @pytest.mark.parametrize(("package", "rooms"), [("marl", ROOMS), ("experiments", EXPERIMENT_ROOMS)])
 def test_imports_run_downward(package: str, rooms: list[str]) -> None:
     """Each room imports only those that stand before it. Commands, which stand beside rooms, may import any."""

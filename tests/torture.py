@@ -66,7 +66,7 @@ LEARNED = {
     "pikl": ("loss/plan", "loss/listening", "grad_norm"),
 }
 TIMES = ("timing.jsonl", "report.html", ".lock", "train.log")  # files that tell the time, and whose it is
-OF_THE_CLOCK = ("wall_time", "speed", "tokens_per_second")  # of run cards and checkpoints' notes
+OF_THE_CLOCK = ("wall_time", "speed", "tokens_per_second", "per_game", "peak_bytes")  # of cards and notes
 
 
 def configure(kind: str, folder: Path, *overrides: str) -> DictConfig:

@@ -23,7 +23,7 @@ from marl.common.errors import UserError, check_settings, nearest
 from marl.common.secrets import told
 
 Check = Callable[[DictConfig, Callable[..., DictConfig]], None]
-MAY_BE_NULL = ("compare",)  # settings of a command that take null, though their default is not null
+MAY_BE_NULL = ("compare", "model.lora")  # settings of a command that take null, though their default is not null
 # What ~KEY may leave out: terms, players, and files that only set what others define.
 REMOVABLE = (
     "loss.", "reward.", "cast.", "variants.", "conditions.", "tuned", "pretrained", "experiment", "ablation", "sweep"
@@ -118,7 +118,7 @@ class Checker:
             if added and names.get(key) is not None and not isinstance(value, dict | list):
                 raise UserError(f"{shown(override)}: {key} is there already. Leave out the plus sign.")
             default = OmegaConf.select(config, key, throw_on_missing=False, throw_on_resolution_failure=False)
-            wanted = wrong_kind(default, value)
+            wanted = "" if value is None and key in MAY_BE_NULL else wrong_kind(default, value)
             if value is None and "." not in key and names.get(key) is not None and key not in MAY_BE_NULL:
                 wanted = wanted or "never null"
             if wanted:

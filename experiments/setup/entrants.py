@@ -35,7 +35,7 @@ from marl.pretraining.base import base_policy
 from marl.rollout.cast import Seats, by_role
 from marl.rollout.games import scripted, seats
 from marl.rollout.rollout import Cast
-from marl.storage.checkpoint import load_policy, started_from
+from marl.storage.checkpoint import frozen_base, model_digest, started_from
 from marl.storage.folder import CONFIG, run_settings
 
 TELLS = {"env": "env.game", "model": "model.kind", "base": "base.data"}  # the setting that sets a group's choices apart
@@ -102,7 +102,7 @@ def find_base(spec: Spec, device: torch.device, beside: str) -> tuple[Policy, st
     """Loads the base of the run that `beside` names, else of the configuration. Returns it with the style it reads."""
     folder = base_beside(beside)
     if folder is not None:
-        return load_policy(folder, device), style_of(folder, spec.env)
+        return frozen_base(str(folder), model_digest(str(folder)), device), style_of(folder, spec.env)
     policy, _ = configured_base(spec, device)
     return policy, spec.env.get("style")
 

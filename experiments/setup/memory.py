@@ -11,15 +11,26 @@ import torch
 from experiments.launch.terminal import say
 from experiments.setup.devices import check_bf16
 from experiments.setup.entrants import base_beside
-from experiments.setup.players import bare, is_run, player_config, player_slots
+from experiments.setup.players import (
+    bare,
+    bytes_of_players,
+    is_run,
+    player_config,
+    player_dtype,
+    player_slots,
+    policy_folder,
+)
 from experiments.setup.spec import PlaySpec
 from experiments.setup.work import Work, start_of
 from marl.decoding.memory import Fit, Slots, check_memory, learning_bytes
 from marl.decoding.probes import size_of
 from marl.losses import any_reads
+from marl.model.lora import adapter_bytes
 from marl.model.policy import check_context, load_config
 from marl.planning.planner import SLOTS, SUFFIX
+from marl.rollout.cast import players_of
 from marl.rollout.games import seats
+from marl.storage.checkpoint import adapter_base, is_adapter, model_digest
 
 
 def with_room(spec: PlaySpec, games: int, players: Sequence[tuple[str, str]], device: torch.device) -> PlaySpec:
@@ -29,19 +40,25 @@ def with_room(spec: PlaySpec, games: int, players: Sequence[tuple[str, str]], de
     """
     spec = replace(spec, algo=replace(spec.algo, games=games, concurrency=spec.concurrency))
     algo, caches, models = spec.algo, [], 0
+    runs: list[str] = []
+    held: set[str] = set()  # digests of bases that are counted
     for name, beside in players:
+        dtype = torch.float32
         if bare(name) == "base":
             folder = base_beside(beside)
             config = spec.model.lm_config() if folder is None else load_config(str(folder))
+            models += size_of(config, algo.context).weights
+            held |= {model_digest(str(folder))} if folder else set()
         elif is_run(name):
-            config = player_config(name)
+            config, dtype = player_config(name), player_dtype(name)
+            runs.append(name)
         else:
             continue
         more = SLOTS if name.endswith(SUFFIX) else 0
-        caches.append(Slots.of(config, algo.context, seats(spec.env), more, algo.play_bf16))
-        models += size_of(config, algo.context).weights
+        caches.append(Slots.of(config, algo.context, seats(spec.env), more, algo.play_bf16, dtype=dtype))
     if not caches:
         return spec
+    models += bytes_of_players(runs, algo.context, held)
     if algo.play_bf16:
         check_bf16(device, "algo.play_bf16")
     fit = check_memory(
@@ -60,21 +77,25 @@ def memory_of_run(work: Work) -> Fit:
     for config in configs.values():
         check_context(config, context, "model.context" if context == spec.model.context else "algo.context")
     env, test_env = work.make_env(), work.make_test_env()
-    playing, runs = player_slots(spec.cast, env, algo, configs)
+    lora, dtype = spec.model.lora, spec.model.dtype
+    names = (*players_of(spec.cast), *players_of(spec.test_cast))
+    folders = [policy_folder(name) for name in names if name not in configs and is_run(name)]
+    held = [adapter_base(folder)[1] for folder in folders if is_adapter(folder)][:1]  # this run's base, as a rule
+    playing, runs = player_slots(spec.cast, env, algo, configs, dtype, held)
     (watched, more_runs), (tested, _) = (
-        player_slots(spec.test_cast, test_env, replace(algo, games=games), configs)
+        player_slots(spec.test_cast, test_env, replace(algo, games=games), configs, dtype, held)
         for games in (max(spec.eval.games, 1), spec.eval.final_games)
     )
-    # weights, gradients and two moments of each learner; the base beside them
-    models, learning = size_of(base, context).weights, 0
+    # weights, gradients and two moments of what each learner trains; the base beside them
+    models, learning = size_of(base, context, dtype).weights, 0
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     for config in learners.values():
-        weights = size_of(config, context).weights
+        weights = adapter_bytes(config, lora) if lora else size_of(config, context).weights
         # Split, a learner is whole while games are played, beside its part of everything.
         models += weights + 4 * weights // processes if spec.shard and processes > 1 else 4 * weights
         one_pass = learning_bytes(
             config, rows=max(algo.update.token_budget // context, 1), length=context, replies=context // 2,
-            bf16=algo.update.bf16, gradient_checkpointing=algo.update.gradient_checkpointing,
+            bf16=algo.update.bf16 or dtype == torch.bfloat16, gradient_checkpointing=algo.update.gradient_checkpointing,
             beside=spec.model.questions != "stream",
         )  # fmt: skip
         learning = max(learning, one_pass)

@@ -5,7 +5,7 @@ A language model whose name ends in `+plan`, as in `base+plan`, plans its claims
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,13 @@ from marl.agents.model import PlayConfig, model_agent
 from marl.common.errors import UserError
 from marl.decoding.memory import Slots
 from marl.decoding.probes import size_of
+from marl.model.lora import adapter_bytes, read_adapter
 from marl.model.policy import Policy, load_config
 from marl.planning.planner import GAMES as PLANNED
 from marl.planning.planner import SLOTS, SUFFIX, PlannerConfig, planning_agent
 from marl.rollout.cast import LEARNERS, PAST, Seats, players_of, seats_per_player
 from marl.rollout.games import env_maker, scripted
-from marl.storage.checkpoint import folder_digest, load_policy, read_card, started_from
+from marl.storage.checkpoint import adapter_base, folder_digest, is_adapter, load_policy, read_card, started_from
 from marl.storage.folder import CARD, CONFIG, run_settings
 
 RESERVED = (*LEARNERS, "base", "trained", "untrained", CHAT)  # names in episodes that no other run may have
@@ -142,9 +143,12 @@ def check_game(name: str, game: str) -> None:
 
 
 def run_policy(name: str, game: str, device: torch.device, like: Policy | None = None) -> Policy:
-    """Loads a run's last policy. Refuses another game, and another tokenizer than that of `like`."""
+    """Loads a run's last policy. Refuses another game, and another tokenizer than that of `like`.
+
+    An adapter over `like` shares its weights; other adapters share their own base's.
+    """
     check_game(name, game)
-    policy = load_policy(policy_folder(name), device, None if like is None else like.privileged_size)
+    policy = load_policy(policy_folder(name), device, None if like is None else like.privileged_size, like)
     if like is not None and policy.tokens.tokenizer.get_vocab() != like.tokens.tokenizer.get_vocab():
         raise UserError(
             f"{name}, which started from {started_from(policy_folder(name)) or 'an untouched model'}, has another "
@@ -195,23 +199,54 @@ def player_config(name: str) -> PreTrainedConfig:
     return load_config(str(policy_folder(name)))
 
 
+def player_dtype(name: str) -> torch.dtype:
+    """Returns the type of the weights that a run's player computes with."""
+    folder = policy_folder(name)
+    return torch.bfloat16 if is_adapter(folder) and adapter_base(folder)[2] else torch.float32
+
+
+def bytes_of_players(names: Iterable[str], context: int, held: Collection[str] = ()) -> int:
+    """Returns the bytes of these runs' weights. Adapters over one base share it. `held`: digests of models that are
+    counted already."""
+    total, bases = 0, set(held)
+    for folder in dict.fromkeys(policy_folder(name) for name in names):
+        config = load_config(str(folder))
+        if not is_adapter(folder):
+            total += size_of(config, context).weights
+            continue
+        total += adapter_bytes(config, read_adapter(folder))
+        _, digest, bf16 = adapter_base(folder)
+        if digest not in bases:
+            bases.add(digest)
+            total += size_of(config, context, torch.bfloat16 if bf16 else torch.float32).weights
+    return total
+
+
 def player_slots(
-    cast: Mapping[str, Seats], env: Any, limits: PlayConfig, configs: Mapping[str, PreTrainedConfig]
+    cast: Mapping[str, Seats],
+    env: Any,
+    limits: PlayConfig,
+    configs: Mapping[str, PreTrainedConfig],
+    dtype: torch.dtype = torch.float32,
+    held: Collection[str] = (),
 ) -> tuple[list[Slots], int]:
     """Returns the caches that `seat_players` needs for `limits.games` games, and the bytes of the runs that it loads.
 
-    `configs`: configurations of the base and the learners, by name.
+    `configs`: configurations of the base and the learners, by name. `dtype`: of their weights. `held`: see
+    `bytes_of_players`.
     """
-    caches, loaded = [], 0
+    caches, runs, past = [], [], 0
     for name, seats in seats_per_player(cast, env).items():
         known = bare(name).removeprefix(PAST)
         run = known not in configs and is_run(name)
         if run or known in configs:
             config = player_config(name) if run else configs[known]
             more = SLOTS if name.endswith(SUFFIX) else 0
-            caches.append(Slots.of(config, limits.context, seats, more, limits.play_bf16, limits.games))
-            loaded += size_of(config, limits.context).weights * (run or name.startswith(PAST))
-    return caches, loaded
+            weights = player_dtype(name) if run else dtype
+            caches.append(Slots.of(config, limits.context, seats, more, limits.play_bf16, limits.games, weights))
+            runs += [name] * run
+            past += size_of(config, limits.context, weights).weights * name.startswith(PAST)
+    return caches, past + bytes_of_players(runs, limits.context, held)
 
 
 def seat_players(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from experiments.launch.terminal import say
 from experiments.setup.work import Work, computed_with, inputs_of, warm_starts
@@ -175,6 +178,8 @@ class Record:
             **({"metrics_lines_lost": self.lost} if self.lost else {}),
             figures={name: {m: i.to_json() for m, i in found.items()} for name, found in conditions.items()},
             speed=mean_speed(spec.folder / TIMING_FILE),
+            per_game={**seconds_per_game(spec.folder), "cache_bytes": self.work.game_bytes},
+            peak_bytes=peak_memory(self.work.device),
             **self.chat_figures(),
         )
 
@@ -187,6 +192,21 @@ def lines_of(path: Path) -> int:
 def total(path: Path, metric: str) -> int:
     """Sums a metric over all training iterations."""
     return int(sum(row.get(metric, 0) for row in read_metrics(path) if row["phase"] == "train"))
+
+
+def seconds_per_game(folder: Path) -> dict[str, float]:
+    """Seconds of playing and of learning for each game of training."""
+    games, rows = max(total(folder / METRICS_FILE, "rollout/games"), 1), read_metrics(folder / TIMING_FILE)
+    times = {"playing_seconds": "time/rollout", "learning_seconds": "time/update"}
+    return {name: round(sum(row.get(time, 0.0) for row in rows) / games, 4) for name, time in times.items()}
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes that this process has held: on a GPU of tensors, on a CPU of everything."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
 
 
 def mean_speed(path: Path) -> dict[str, float]:

@@ -10,10 +10,11 @@ Whatever depends on this machine (devices, memory, files of other runs) is check
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.setup.checks import check_base_is_read, check_learners, check_losses, check_rewards, check_scripted
@@ -27,6 +28,7 @@ from marl.common.errors import UserError, check_length, check_text
 from marl.common.files import digest
 from marl.common.secrets import hidden
 from marl.losses import Loss, needs, with_parts
+from marl.model.lora import AdapterConfig
 from marl.planning.planner import PlannerConfig
 from marl.pretraining.config import BaseConfig, ModelConfig
 from marl.rewards import Reward
@@ -41,7 +43,8 @@ LACKS = {"filtered_bc": ("advantages", "returns"), "pikl": ("advantages",)}  # b
 CRITICS = ("private", "privileged")
 # No part of a run's identity: what is for speed or memory alone, and what came later, where it is off.
 OFF = (("decode_steps", 1), ("play_bf16", False), ("gradient_checkpointing", False), ("advantage", "gae"), ("group", 1),
-       ("scale", True), ("votes", 0.0), ("baseline", "before"), ("samples", 4), ("questions", "stream"))  # fmt: skip
+       ("scale", True), ("votes", 0.0), ("baseline", "before"), ("samples", 4), ("questions", "stream"),
+       ("lora", None))  # fmt: skip
 OF_CHAT = ("model", "temperature", "max_tokens", "extra")  # what of a chat's settings makes it another player
 
 
@@ -138,6 +141,12 @@ class RunSpec(Spec):
         for name in ("shard", "deterministic"):
             if not isinstance(getattr(self, name), bool):
                 raise UserError(f"{name}={getattr(self, name)}: must be true or false")
+        if self.shard and self.model.lora:
+            raise UserError("shard=true: an adapter has no weights to split; set it to false, or model.lora to null")
+        if self.algo.play_bf16 and self.model.dtype == torch.bfloat16:
+            raise UserError(
+                "algo.play_bf16=true: with model.lora.bf16=true all weights are in bfloat16; set one to false"
+            )
         check_length(self.folder.name, "name, arm and seed")
         check_losses(self)
         check_rewards(self)
@@ -302,7 +311,10 @@ def identity(settings: Mapping[str, Any], chats: bool = False) -> dict[str, Any]
     found["cast"] = {role: written(seats) for role, seats in found["cast"].items()}
     for part in ("reward", "loss"):
         found[part] = {name: switched_on(term) for name, term in found[part].items() if term is not None}
-    found["model"], found["algo"] = switched_on(found["model"]), switched_on(found["algo"])
+    found["model"] = switched_on(found["model"])
+    if lora := found["model"].get("lora"):
+        found["model"]["lora"] = {**asdict(AdapterConfig()), **lora}
+    found["algo"] = switched_on(found["algo"])
     found["algo"]["update"] = switched_on(found["algo"]["update"])
     if seeds := {part: n for part, n in (found.pop("seeds", None) or {}).items() if n is not None}:
         found["seeds"] = seeds

@@ -28,12 +28,13 @@ from experiments.setup.spec import RunSpec
 from marl.agents.chat import CHAT, ChatAgent
 from marl.common.errors import UserError
 from marl.common.files import digest, reading
-from marl.model.policy import load_tokenizer
+from marl.model.lora import adapter_bytes, read_adapter
+from marl.model.policy import load_config, load_tokenizer
 from marl.pretraining.corpus import data_files
 from marl.rollout.cast import LEARNERS, PAST, players_of
 from marl.rollout.games import env_maker, file_digests
 from marl.rollout.seeds import WARM_START, Seeds
-from marl.storage.checkpoint import folder_digest
+from marl.storage.checkpoint import adapter_base, folder_digest, is_adapter
 from marl.storage.folder import CARD, hardware, read_run_card, run_settings
 
 
@@ -49,6 +50,7 @@ class Work:
     chat: ChatAgent | None  # the player behind an endpoint, where one plays
     expected: Expected | None = None
     lock: TextIO | None = None
+    game_bytes: int = 0  # of caches, for each game that is played at a time
 
     @classmethod
     def of(cls, spec: RunSpec) -> Work:
@@ -72,16 +74,44 @@ class Work:
             ("algo.update.bf16", spec.algo.update.bf16),
             ("algo.play_bf16", spec.algo.play_bf16),
             ("base.bf16", spec.base.bf16),
+            ("model.lora.bf16", spec.model.dtype == torch.bfloat16),
         ):
             if used:
                 check_bf16(work.device, setting)
         if spec.model.kind == "hf":
+            load_config(spec.model.name)  # first: it says of a folder what is wrong with its weights' kind
             load_tokenizer(spec.model.name)
+        check_adapters(spec)
         return work
 
-    def at_once(self, concurrency: int) -> Work:
-        """Returns the same work, so many games at a time."""
-        return replace(self, spec=replace(self.spec, algo=replace(self.spec.algo, concurrency=concurrency)))
+    def at_once(self, concurrency: int, game_bytes: int = 0) -> Work:
+        """Returns the same work, so many games at a time, whose caches take so many bytes each."""
+        spec = replace(self.spec, algo=replace(self.spec.algo, concurrency=concurrency))
+        return replace(self, spec=spec, game_bytes=game_bytes)
+
+
+def check_adapters(spec: RunSpec) -> None:
+    """Refuses an adapter that the model cannot have, and runs to start from that are not of the same kind."""
+    lora = spec.model.lora
+    if lora:
+        adapter_bytes(spec.model.lm_config(), lora)
+    for name, run in spec.init.items():
+        folder = policy_folder(start_of(spec, name))
+        if is_adapter(folder) != (lora is not None):
+            it, this = ("an adapter", "all weights") if is_adapter(folder) else ("all weights", "an adapter")
+            raise UserError(
+                f"init.{name}={run}: it trained {it}, and this run trains {this}. Start from a run of the same kind; "
+                "marl.merge makes a model of an adapter"
+            )
+        if lora:
+            theirs = read_adapter(folder, adapter_base(folder)[2])
+            if (theirs.form, theirs.bf16) != (lora.form, lora.bf16):
+                rank, alpha, targets = theirs.form
+                raise UserError(
+                    f"init.{name}={run}: its adapter has rank {rank}, alpha {alpha}, targets {targets} and "
+                    f"bf16 {theirs.bf16}, and model.lora asks for {lora.rank}, {lora.alpha}, {lora.form[2]} and "
+                    f"{lora.bf16}. Give both the same"
+                )
 
 
 def start_of(spec: RunSpec, learner: str) -> str:
@@ -97,6 +127,7 @@ def computed_with(spec: RunSpec, device: torch.device) -> dict[str, Any]:
     return {
         "torch": torch.__version__,
         "transformers": version("transformers"),
+        **({"peft": version("peft")} if spec.model.lora else {}),
         "device": device.type,
         "deterministic": spec.deterministic,
         "algo.concurrency": spec.algo.concurrency,

@@ -32,15 +32,17 @@ class Slots:
     config: PreTrainedConfig | None = None  # of the model; None where its passes are small beside the cache
     copy: int = 0  # bytes of the bfloat16 copy that plays, if any
     games: int | None = None  # in all, where known; no more of them are played at a time
+    dtype: torch.dtype = torch.float32  # that the player computes in
 
     @classmethod
     def of(
         cls, config: PreTrainedConfig, context: int, seats: int, more: int = 0, bf16: bool = False,
-        games: int | None = None,
+        games: int | None = None, dtype: torch.dtype = torch.float32,
     ) -> Slots:  # fmt: skip
-        """Slots of a model with this configuration; `bf16`: a copy in bfloat16 plays."""
-        played = size_of(config, context, torch.bfloat16 if bf16 else torch.float32)
-        return cls(seats, played.slot, more, config, played.weights if bf16 else 0, games)
+        """Slots of a model with this configuration and weights of this type; `bf16`: a copy in bfloat16 plays."""
+        dtype = torch.bfloat16 if bf16 else dtype
+        played = size_of(config, context, dtype)
+        return cls(seats, played.slot, more, config, played.weights if bf16 else 0, games, dtype)
 
     def count(self, concurrency: int) -> int:
         """Number of slots."""
@@ -50,16 +52,16 @@ class Slots:
         """Bytes of the player's widest pass."""
         if self.config is None:
             return 0
-        slots, dtype = self.count(concurrency), torch.bfloat16 if self.copy else torch.float32
-        return playing_bytes(self.config, slots=slots, context=context, dtype=dtype)
+        return playing_bytes(self.config, slots=self.count(concurrency), context=context, dtype=self.dtype)
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The number of games at a time that fits into memory, and a line for the user about it."""
+    """The number of games at a time that fits into memory, a line for the user, and bytes of a game's slots."""
 
     concurrency: int
     line: str
+    game: int = 0
 
 
 def check_memory(
@@ -103,7 +105,7 @@ def check_memory(
     line = f"cache: {what}, {readable(cache(fitting))}"
     if fitting < concurrency:
         line += f"; {setting} lowered from {concurrency} to {fitting}: {readable(free)} are free ({device.type})"
-    return Fit(fitting, line)
+    return Fit(fitting, line, cache(2) - cache(1))
 
 
 class Shape:

@@ -18,6 +18,11 @@ MOMENTUM = 0.95  # of Muon
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of Muon's quintic (Jordan 2024)
 
 
+def trained(policy: Policy) -> list[nn.Parameter]:
+    """Lists the parameters that learn: all, or an adapter's and the value head's."""
+    return [p for p in policy.parameters() if p.requires_grad]
+
+
 class MuonAndAdamW(torch.optim.AdamW):
     """Muon (Jordan 2024) for the matrices that multiply hidden states between embedding and output, AdamW for
     everything else (tables of positions and rates of recurrent layers have two axes and are no such matrices).
@@ -30,9 +35,9 @@ class MuonAndAdamW(torch.optim.AdamW):
         ends = {id(e.weight) for e in (policy.lm.get_input_embeddings(), policy.lm.get_output_embeddings())}
         layers = [module for module in policy.lm.modules() if isinstance(module, nn.Linear | Conv1D)]
         inner = {id(layer.weight) for layer in layers} - ends
-        matrices = [p for p in policy.lm.parameters() if id(p) in inner]
+        matrices = [p for p in trained(policy) if id(p) in inner]
         chosen = {id(p) for p in matrices}
-        others = [p for p in policy.parameters() if id(p) not in chosen]
+        others = [p for p in trained(policy) if id(p) not in chosen]
         groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others}]
         super().__init__(groups, learning_rate, betas=BETAS, weight_decay=weight_decay)
 
@@ -77,7 +82,7 @@ def orthogonal(matrix: Tensor, steps: int = 5) -> Tensor:
 
 def _of_torch(kind: Any) -> Callable[[Policy, float, float], Optimizer]:
     return lambda policy, learning_rate, weight_decay: kind(
-        policy.parameters(), lr=learning_rate, weight_decay=weight_decay
+        trained(policy), lr=learning_rate, weight_decay=weight_decay
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -34,6 +34,9 @@ from transformers.utils.logging import disable_progress_bar, get_verbosity, set_
 from marl.common.errors import UserError
 from marl.model.branches import read_branches
 from marl.model.tokens import MOST_TOKENS, Tokens
+
+if TYPE_CHECKING:
+    from marl.model.lora import Adapter
 
 disable_progress_bar()
 
@@ -70,18 +73,22 @@ class Policy(nn.Module):
             _check_rows(lm, tokens)
         self.lm = lm
         self.tokens = tokens
+        self.adapter: Adapter | None = None  # where the language model's weights are another policy's
         tokens.add_ends(_named_ends(lm))
-        width = lm.config.get_text_config().hidden_size
-        self.privileged_size = privileged_size
-        out = nn.Linear(width, 1)
-        nn.init.zeros_(out.weight)
-        nn.init.zeros_(out.bias)
-        self.value_head = nn.Sequential(nn.Linear(width + privileged_size, width), nn.Tanh(), out)
+        self.new_critic(privileged_size)
         size = lm.get_output_embeddings().weight.shape[0]
         mask = torch.zeros(size)
         mask[tokens.size :] = -torch.inf  # rows that pad the embedding
         mask[[i for i in tokens.unspeakable if i < size]] = -torch.inf
         self.register_buffer("speech_mask", mask, persistent=False)
+
+    def new_critic(self, privileged_size: int) -> None:
+        """Makes a new value head, from torch's global generator."""
+        self.privileged_size, width = privileged_size, self.lm.config.get_text_config().hidden_size
+        out = nn.Linear(width, 1)
+        nn.init.zeros_(out.weight)
+        nn.init.zeros_(out.bias)
+        self.value_head = nn.Sequential(nn.Linear(width + privileged_size, width), nn.Tanh(), out)
 
     @property
     def device(self) -> torch.device:
@@ -137,10 +144,11 @@ def check_context(config: PreTrainedConfig, context: int, setting: str = "model.
 
 def half(policy: Policy) -> Policy:
     """Copies the policy with a language model in bfloat16; its log-probabilities and values stay in float32."""
-    copied = copy.deepcopy(policy).eval().requires_grad_(False)
+    copied = copy.deepcopy(policy, {id(policy.adapter): policy.adapter}).eval().requires_grad_(False)
     copied.tokens = policy.tokens
-    for parameter in copied.lm.parameters():  # no buffers: bfloat16 cannot hold rotary angles
-        parameter.data = parameter.data.to(torch.bfloat16)
+    for name, parameter in copied.lm.named_parameters():  # no buffers: bfloat16 cannot hold rotary angles
+        if ".lora_" not in name:
+            parameter.data = parameter.data.to(torch.bfloat16)
     return copied
 
 
@@ -225,13 +233,15 @@ def reading(name: str | None, failed: str) -> Iterator[None]:
         raise UserError(f"{called(name)}: {failed}: {_short(error)}{_hint(str(name))}") from error
 
 
-def pretrained(name: str | Path, privileged_size: int = 0, *, seed: int, exact: bool = False) -> Policy:
+def pretrained(
+    name: str | Path, privileged_size: int = 0, *, seed: int, exact: bool = False, dtype: torch.dtype = torch.float32
+) -> Policy:
     """Loads a model and its tokenizer from a local folder or hub name, with a fresh value head drawn with `seed`.
 
-    `exact`: as in `load_lm`.
+    `exact`, `dtype`: as in `load_lm`.
     """
     name = str(name)
-    lm, tokenizer = load_lm(name, exact=exact), load_tokenizer(name)
+    lm, tokenizer = load_lm(name, dtype, exact=exact), load_tokenizer(name)
     with reading(name, "its tokenizer cannot be used"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Policy(lm, Tokens(tokenizer), privileged_size)
@@ -361,6 +371,8 @@ def _hint(name: str) -> str:
             if file.read(30).startswith(b"version https://git-lfs"):
                 return f". {path.name} is a Git LFS pointer: run `git lfs pull` in the folder."
     kinds = {path.suffix for path in files}
+    if (Path(name) / "adapter_config.json").is_file():
+        return ". The folder has an adapter: name its base, or merge the two (marl.merge)."
     if ".safetensors" not in kinds and ".gguf" in kinds:
         return ". The folder has GGUF weights: name the model's safetensors folder."
     if ".safetensors" not in kinds and kinds & {".bin", ".pt", ".pth", ".ckpt"}:

@@ -21,6 +21,7 @@ from marl.losses import Loss
 from marl.losses.kl import KLLoss
 from marl.losses.listening import ListeningLoss
 from marl.model.branches import read_questions
+from marl.model.lora import AdapterConfig, adapted, dropping, merged
 from marl.model.optim import OPTIMIZERS, MuonAndAdamW
 from marl.model.policy import Policy, check_context, dropout, pretrained, tiny_lm
 from marl.model.tokens import Tokens, train_tokenizer
@@ -54,7 +55,7 @@ def base_policy(
     """The base, from the cache if it is there, and its folder (None for an untouched `transformers` model). `kept`: a
     folder that may hold a copy, which goes back into the cache instead of training again."""
     if model.kind == "hf" and base.data == "none":
-        policy = pretrained(model.name, privileged_size, seed=base.seed).to(device).eval()
+        policy = pretrained(model.name, privileged_size, seed=base.seed, dtype=model.dtype).to(device).eval()
         read_questions(policy.tokens, policy.lm, model.questions)
         return policy, None
     if base.data == "human" and not human_data:
@@ -77,7 +78,7 @@ def base_policy(
             model, untaught, env, cache=cache, human_data=human_data, device=device, progress=progress, report=report
         )
         report(f"teaching the base model to listen (once; kept in {folder})")
-        figures = _teach(policy, base, env, progress, report)
+        policy, figures = _teach(policy, base, env, model.base_lora, progress, report)
         save_policy(folder, policy, {"made_of": made_of, "figures": figures, "game": env["game"]})
 
     def put_back() -> None:
@@ -93,7 +94,7 @@ def base_policy(
         check_writable(cache, "cache")
         there = kept is not None and kept.is_dir() and is_it(kept)
         make_once(folder, put_back if there else teach if base.lessons else make, report)
-    policy = load_policy(folder, device, privileged_size)  # checks all that is in the folder
+    policy = load_policy(folder, device, privileged_size, dtype=model.dtype)  # checks all that is in the folder
     if not is_it(folder):
         raise UserError(f"{folder} holds a base made of other settings (see its policy.json). Remove it")
     figures = read_card(folder).get("figures", {})
@@ -129,6 +130,8 @@ def base_settings(
         made_of |= file_digests(env, *varied, *({**env, **lesson.env} for lesson in base.lessons))
     if model.kind == "hf":
         made_of["streams"] = HF_STREAMS
+    if model.base_lora:
+        made_of["lora"] = asdict(model.base_lora)
     if model.kind == "hf" and (folder := Path(model.name)).is_dir():
         made_of["model_files"] = {p.name: _file_digest(p, *_stamp(p)) for p in sorted(folder.iterdir()) if p.is_file()}
     return made_of
@@ -189,9 +192,11 @@ def _train(
             torch.manual_seed(base.seed)
             policy = Policy(lm, tokens).to(device)
     else:
-        policy = pretrained(model.name, seed=base.seed).to(device)
+        policy = pretrained(model.name, seed=base.seed, dtype=model.dtype).to(device)
         tokens = policy.tokens
     read_questions(tokens, policy.lm, model.questions)
+    if model.base_lora:
+        policy = adapted(policy, model.base_lora, base.seed)
     if human_data:
         held_out = human["val"].seats(tokens)
         steps = base.epochs * math.ceil(len(human["train"].steps) / base.rows)
@@ -213,10 +218,14 @@ def _train(
         steps = math.ceil(len(games[0]().possible_agents) * base.games / base.rows)
         chunks = corpus.scripted_chunks(game, games, tokens, base, base.players, (CORPUS,), steps * base.rows)
         draw = corpus.chunk_batches(chunks, base, (CORPUS,))
-    with dropout(policy, base.dropout, torch.Generator().manual_seed(base.seed)):
-        # On scripted dialogues a small model started faster with Muon than with AdamW alone (single trials).
-        learn = MuonAndAdamW(policy, base.learning_rate, base.weight_decay)
+    generator = torch.Generator().manual_seed(base.seed)
+    with dropout(policy, base.dropout, generator), dropping(policy, generator):
+        # On scripted dialogues a small model started faster with Muon than with AdamW alone (single trials). An
+        # adapter's factors are no such matrices: AdamW, as published.
+        kind = OPTIMIZERS["adamw"] if policy.adapter else MuonAndAdamW
+        learn = kind(policy, base.learning_rate, base.weight_decay)
         fit(policy, draw, steps, base, base.losses(), learn, lambda done: progress("base", done, steps))
+    policy = merged(policy) if policy.adapter else policy
     figures = held_out_figures(policy, held_out)
     if human:
         found_test = held_out_figures(policy, human["test"].seats(tokens))
@@ -228,14 +237,16 @@ def _teach(
     policy: Policy,
     base: BaseConfig,
     env: Mapping[str, Any],
+    lora: AdapterConfig | None,
     progress: Progress,
     report: Report,
-) -> dict[str, float]:
-    """Gives the lessons and returns held-out figures."""
+) -> tuple[Policy, dict[str, float]]:
+    """Gives the lessons, by an adapter that is merged where there is `lora`. Returns policy and held-out figures."""
     game, tokens = env["game"], policy.tokens
     # Beside imitation, listening is hardly learned: Adam scales a step by the whole gradient, which random play fills
     # with noise. The gradient of KL to the model before the lessons has no noise, and is 0 at first.
-    first = copy.deepcopy(policy)
+    first = policy if lora else copy.deepcopy(policy)
+    policy = adapted(policy, lora, base.seed) if lora else policy
     for place, lesson in enumerate(base.lessons):
         terms: dict[str, Loss] = {"listening": ListeningLoss(weight=1.0)}
         if lesson.anchor:
@@ -256,7 +267,8 @@ def _teach(
                 f"lesson {place + 1} of the base: listening loss {loss:.2f} after {taken} steps"
                 + ("" if learned else f", not below until={lesson.until:g}: it listens less well than intended")
             )
-    return held_out_figures(policy, corpus.held_out_seats(env, tokens, base))
+    policy = merged(policy) if lora else policy
+    return policy, held_out_figures(policy, corpus.held_out_seats(env, tokens, base))
 
 
 def _digest(text: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
 from transformers import PreTrainedConfig
 
 from marl.common.errors import UserError
@@ -15,6 +16,7 @@ from marl.losses.imitation import ImitationLoss
 from marl.losses.listening import ListeningLoss
 from marl.losses.world_model import WorldModelLoss
 from marl.model.branches import QUESTIONS
+from marl.model.lora import AdapterConfig
 from marl.model.optim import OPTIMIZERS
 from marl.model.policy import MOST, load_config, tiny_config
 
@@ -30,7 +32,10 @@ SIZES = {  # of a tiny model's settings, what `transformers` calls them
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """`kind` tiny (trained here from scratch) or hf (`name`: a local folder or hub name)."""
+    """`kind` tiny (trained here from scratch) or hf (`name`: a local folder or hub name).
+
+    `lora`: what learns is an adapter over frozen weights; None: all weights learn.
+    """
 
     kind: str = "tiny"
     name: str = ""
@@ -42,6 +47,7 @@ class ModelConfig:
     intermediate_size: int = 384
     context: int = 1024
     questions: str = "stream"  # or beside it, or auto: see `branches.read_questions`
+    lora: AdapterConfig | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -66,13 +72,24 @@ class ModelConfig:
                 f"model.hidden_size={self.hidden_size}: must be a multiple of {2 * self.heads}, twice model.heads"
             )
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the weights; only frozen ones may be in bfloat16."""
+        return self.lora.dtype if self.lora else torch.float32
+
+    @property
+    def base_lora(self) -> AdapterConfig | None:
+        """The adapter that a base is fine-tuned with; a small model is trained from scratch, in full."""
+        return self.lora if self.kind == "hf" else None
+
     def shape(self) -> dict[str, int]:
         """The shape of a tiny model, as `tiny_config` takes it."""
         return {name: getattr(self, name) for name in SIZES if name != "vocab_size"}
 
     def made_of(self) -> dict[str, Any]:
-        """The settings that a trained base depends on; `questions` came later."""
-        return {name: value for name, value in asdict(self).items() if (name, value) != ("questions", "stream")}
+        """The settings that a trained base depends on, which has no adapter; `questions` came later."""
+        found = {name: value for name, value in asdict(self).items() if name != "lora"}
+        return {name: value for name, value in found.items() if (name, value) != ("questions", "stream")}
 
     def lm_config(self) -> PreTrainedConfig:
         """The language model's own configuration; a tiny one's vocabulary may turn out smaller."""

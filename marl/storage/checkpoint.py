@@ -10,22 +10,36 @@ import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers.utils import cached_file
 
 from marl.common.distributed import ONE, Ranks
 from marl.common.errors import UserError
 from marl.common.files import FAULTS, fits, read_json, sync_folder, write_text, writing
 from marl.model.branches import read_questions
+from marl.model.lora import (
+    SETTINGS_FILE,
+    WEIGHTS_FILE,
+    adapted,
+    adapter_settings,
+    adapter_tensors,
+    is_own,
+    load_adapter,
+    read_adapter,
+)
 from marl.model.optim import Optimizer, slots_of
 from marl.model.policy import Policy, pretrained, read_tensors
 from marl.model.sharding import like, whole
+from marl.storage.folder import REFERENCE
 
 WAY_ON = "remove that folder to go on from the checkpoint before it"
 FORMAT = 1  # of a checkpoint's files; raise it when their contents change
@@ -42,6 +56,7 @@ CARD = {
     "learner": str,
     "made_of": {"base?": dict, "env?": dict},
     "figures": {...: NUMBER},
+    "adapts": {"name": str, "digest": str, "bf16": bool},  # of an adapter: the model that it was trained on
 }
 STATE = {
     "run": str,
@@ -164,10 +179,22 @@ def make_once(path: Path, make: Callable[[], object], report: Callable[[str], No
 
 # --- Policies ---------------------------------------------------------------------------------------------------------
 def save_policy(folder: str | Path, policy: Policy, card: Mapping[str, Any]) -> None:
-    """Saves model, tokenizer, value head, and a card that describes the policy (policy.json)."""
+    """Saves model, tokenizer, value head, and a card that describes the policy (policy.json).
+
+    Of an adapted policy the adapter alone, as peft reads it; the card names its base.
+    """
+    name = policy.lm.name_or_path or ""
+    if policy.adapter:
+        assert name, "an adapter's base has a folder or a name on the hub"
+        card = {**card, "adapts": {"name": name, "digest": model_digest(name), "bf16": policy.adapter.config.bf16}}
 
     def write(to: Path) -> None:
-        policy.lm.save_pretrained(to)
+        if policy.adapter:
+            save_file(adapter_tensors(policy), to / WEIGHTS_FILE)
+            (to / SETTINGS_FILE).write_text(adapter_settings(policy, name))
+            policy.lm.config.save_pretrained(to)
+        else:
+            policy.lm.save_pretrained(to)
         assert (to / "config.json").exists(), "transformers saves on the first rank alone"
         policy.tokens.tokenizer.save_pretrained(to)
         save_file({k: v.contiguous() for k, v in policy.value_head.state_dict().items()}, to / "value_head.safetensors")
@@ -197,8 +224,18 @@ def copy_folder(source: str | Path, to: str | Path, texts: Mapping[str, str] | N
     write_folder(to, write)
 
 
-def load_policy(folder: str | Path, device: torch.device | str = "cpu", privileged_size: int | None = None) -> Policy:
-    """Loads what `save_policy` wrote. With another `privileged_size` the value head is a new one."""
+def load_policy(
+    folder: str | Path,
+    device: torch.device | str = "cpu",
+    privileged_size: int | None = None,
+    over: Policy | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Policy:
+    """Loads what `save_policy` wrote. With another `privileged_size` the value head is a new one.
+
+    over: a policy whose tensors an adapter shares if it is its base; otherwise all adapters in use share one copy.
+    dtype: of the weights; an adapter's base has its own.
+    """
     folder = Path(folder)
     if problem := verify_folder(folder):
         raise UserError(f"{problem}. Remove the folder and make it again.")
@@ -213,7 +250,10 @@ def load_policy(folder: str | Path, device: torch.device | str = "cpu", privileg
     )
     if head and size > sum(tensor.numel() for tensor in head.values()):  # never allocate that size
         raise other_critic
-    policy = pretrained(str(folder), size, seed=0, exact=True)  # the seed fixes a new head
+    if is_adapter(folder):
+        policy = _load_adapted(folder, device, size, over)
+    else:
+        policy = pretrained(str(folder), size, seed=0, exact=True, dtype=dtype)  # the seed fixes a new head
     if read_card(folder).get("questions") == "beside":
         read_questions(policy.tokens, policy.lm, "beside")
     if size == own_size:
@@ -222,6 +262,81 @@ def load_policy(folder: str | Path, device: torch.device | str = "cpu", privileg
         except RuntimeError as error:
             raise other_critic from error
     return policy.to(device).eval()
+
+
+def is_adapter(folder: str | Path) -> bool:
+    """True for the folder of an adapter."""
+    return (Path(folder) / SETTINGS_FILE).is_file()
+
+
+def model_digest(name: str) -> str:
+    """Digest of the files of a model, a folder or a hub name that was loaded: twelve hexadecimal digits."""
+    folder = Path(name)
+    if (folder / "checksums.json").is_file():
+        return folder_digest(folder)
+    if not folder.is_dir():
+        folder = Path(str(cached_file(name, "config.json"))).parent
+    files = sorted([*folder.glob("config.json"), *folder.glob("*.safetensors")])
+    found = {p.name: _sha256_of(p, p.stat().st_size, p.stat().st_mtime_ns) for p in files}
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()[:12]
+
+
+def adapter_base(folder: str | Path) -> tuple[str, str, bool]:
+    """Finds the model that an adapter was trained on: its name, digest, and whether it was in bfloat16.
+
+    UserError unless it is where it was, beside the run or in it, with the same contents.
+    """
+    folder = Path(folder)
+    adapts = read_card(folder).get("adapts")
+    if not adapts:
+        raise UserError(f"{folder / 'policy.json'} does not say which model it adapts. Make the run again.")
+    name, digest, bf16 = adapts["name"], adapts["digest"], adapts["bf16"]
+    run, last = folder.parent, Path(name).name
+    places = [Path(name), run.parent / "bases" / last, run / REFERENCE]
+    there = [str(place) for place in places if (place / "config.json").is_file()]
+    if own := [place for place in there if model_digest(place) == digest]:
+        return own[0], digest, bf16
+    if there:
+        raise UserError(
+            f"{folder} is an adapter for another base than {there[0]}, whose files have changed since. Put the old "
+            "ones back."
+        )
+    if name.count("/") > 1 or name.startswith(("/", ".")):
+        raise UserError(f"{folder} is an adapter, and its base {name} is not there. Put it back.")
+    return name, digest, bf16  # on the hub
+
+
+_BASES: WeakValueDictionary[tuple[str, str, str], Policy] = WeakValueDictionary()  # of adapters that are in use
+
+
+def frozen_base(name: str, digest: str, device: torch.device | str, dtype: torch.dtype = torch.float32) -> Policy:
+    """Loads a model that nobody trains in full: once, as long as it is in use."""
+    key = (digest, str(torch.device(device)), str(dtype))
+    found = _BASES.get(key)
+    if found is None:
+        own = (Path(name) / "policy.json").is_file()
+        found = load_policy(name, device, dtype=dtype) if own else pretrained(name, seed=0, dtype=dtype).to(device)
+        if model_digest(name) != digest:
+            raise UserError(f"{name} is another model than the one of this digest ({digest}). Put the old one back.")
+        _BASES[key] = found.eval().requires_grad_(False)
+    return found
+
+
+def _load_adapted(folder: Path, device: torch.device | str, privileged_size: int, over: Policy | None) -> Policy:
+    """Loads an adapter over its base, with a new value head."""
+    name, digest, bf16 = adapter_base(folder)
+    config, tensors = read_adapter(folder, bf16), read_tensors(folder / WEIGHTS_FILE)
+    known = over.lm.name_or_path if over is not None and over.lm.dtype == config.dtype else None
+    if over is not None and known and model_digest(known) == digest:
+        base = over
+    else:
+        base = frozen_base(name, digest, device, config.dtype)
+    policy = adapted(base, config)
+    load_adapter(policy, tensors, str(folder / WEIGHTS_FILE))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        policy.new_critic(privileged_size)
+    return policy
 
 
 def read_card(folder: str | Path) -> dict[str, Any]:
@@ -263,7 +378,7 @@ def save_training(
 
     def write(to: Path) -> None:
         for name, (policy, _) in trained.items():
-            save_file(_distinct(policy.state_dict()), to / f"{name}.safetensors")
+            save_file(_distinct(own_tensors(policy)), to / f"{name}.safetensors")
             save_file(moments[name], to / f"{name}-optimizer.safetensors")
         notes = {**state, "iteration": iteration, "format": FORMAT}
         (to / "state.json").write_text(json.dumps(notes, sort_keys=True))
@@ -321,11 +436,16 @@ def load_training(newest: Path | None, trained: Trained, ranks: Ranks = ONE) -> 
 
 def load_weights(policy: Policy, tensors: Mapping[str, Tensor]) -> None:
     """Loads a policy's weights; tied ones are stored once. ValueError or RuntimeError if they do not fit."""
-    missing, unexpected = policy.load_state_dict(tensors, strict=False)
-    own = policy.state_dict()
-    lacking = {*missing} - ({*own} - {*_distinct(own)})
+    own = own_tensors(policy)
+    lacking, unexpected = {*_distinct(own)} - {*tensors}, {*tensors} - {*own}
     if lacking or unexpected:
-        raise ValueError(f"missing {sorted(lacking)}, unexpected {unexpected}")
+        raise ValueError(f"missing {sorted(lacking)}, unexpected {sorted(unexpected)}")
+    policy.load_state_dict(tensors, strict=False)
+
+
+def own_tensors(policy: Policy) -> dict[str, Tensor]:
+    """The tensors of a policy that its checkpoints hold: of an adapted one those that it does not share."""
+    return {name: t for name, t in policy.state_dict().items() if policy.adapter is None or is_own(name)}
 
 
 def check_same(checkpoint: Path, ranks: Ranks) -> None:
@@ -416,6 +536,12 @@ def _distinct(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         seen.setdefault(tensor.data_ptr(), name)
     return {name: tensors[name].contiguous() for name in seen.values()}
+
+
+@cache
+def _sha256_of(path: Path, size: int, modified: int) -> str:
+    """Digest of a file, cached per process: weights are gigabytes."""
+    return _sha256(path)
 
 
 def _sha256(path: Path) -> str:

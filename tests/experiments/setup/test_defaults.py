@@ -21,6 +21,7 @@ from marl.losses.plan import PlanLoss
 from marl.losses.policy import PolicyLoss
 from marl.losses.value import ValueLoss
 from marl.losses.world_model import WorldModelLoss
+from marl.model.lora import AdapterConfig
 from marl.planning.planner import PlannerConfig
 from marl.pretraining.config import BaseConfig, ModelConfig
 from marl.rewards.game import GameReward
@@ -30,6 +31,7 @@ from marl.storage.checkpoint import CheckpointConfig
 
 # Each dataclass that the configuration fills, the file of its defaults, and where it stands in that file.
 FILLED = {
+    AdapterConfig: "model/smollm2.yaml model.lora",
     BaseConfig: "base/scripted.yaml",
     ChatConfig: "chat/default.yaml",
     CheckpointConfig: "train.yaml checkpoint",

@@ -11,6 +11,7 @@ from experiments.setup.config import plain
 from experiments.setup.spec import run_spec, zero_weights
 from marl.common.errors import UserError
 from marl.metrics.wording import WORDING
+from marl.model.lora import AdapterConfig
 from tests.composing import configure
 
 SPEAKING, LISTENING = {"reward.speaking.weight": 0.0}, {"loss.listening.weight": 0.0}
@@ -223,5 +224,14 @@ def test_a_pretrained_model_takes_smaller_steps_than_one_from_scratch() -> None:
     assert rates(*hf) == rates(*hf, "base=scripted") == rates(*hf, "env=among_us", "base=scripted") == (5e-5, 1e-5)
     assert rates(*hf, "base=human", "algo=filtered_bc") == (5e-5, 1e-5)
     assert rates(*hf, "base=scripted", "base.learning_rate=1e-3", "algo.update.learning_rate=2e-3") == (1e-3, 2e-3)
+    for game in ("dond", "among_us"):
+        for name, rate in (("smollm2", 5e-4), ("gemma3", 3e-4)):
+            own = (f"model={name}", f"env={game}", "base=scripted")
+            assert rates(*own) == (rate, 1e-4)  # of an adapter
+            spec = run_spec(configure("train", *own))
+            assert spec.model.lora == AdapterConfig() and not spec.base.lessons and not spec.base.players
+            assert spec.algo.update.optimizer == "adamw" and spec.env["style"] == "natural"
+            for command in ("evaluate", "play"):
+                assert configure(command, *own).base == configure("train", *own).base
     for command in ("evaluate", "play"):  # which may make the same base
         assert configure(command, *hf, "base=scripted").base.learning_rate == 5e-5

@@ -52,12 +52,12 @@ def free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
 
 def test_one_line_tells_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, 384 * MIB + 10)
-    assert fit([Slots(2, MIB)], 10) == Fit(192, "cache: 384 slots of 1.0 MiB, 0.4 GiB")
+    assert fit([Slots(2, MIB)], 10) == Fit(192, "cache: 384 slots of 1.0 MiB, 0.4 GiB", 2 * MIB)
     two = fit([Slots(1, MIB), Slots(1, MIB // 2)], 0)
     assert two.line == "cache: 192 slots of 1.0 MiB and 192 slots of 0.5 MiB, 0.3 GiB"
     assert fit([Slots(1, 4000)], 0, 4).line == "cache: 4 slots of 3.9 KiB, 15.6 KiB"
     lowered = "cache: 382 slots of 1.0 MiB, 0.4 GiB; algo.concurrency lowered from 192 to 191: 0.4 GiB are free (cpu)"
-    assert fit([Slots(2, MIB)], 11) == Fit(191, lowered)
+    assert fit([Slots(2, MIB)], 11) == Fit(191, lowered, 2 * MIB)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_one_game_that_does_not_fit_is_refused(
 def test_no_more_games_have_slots_than_are_played(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each player's games count alone: few of training stand beside many of evaluation."""
     free(monkeypatch, 100 * MIB)
-    assert fit([Slots(2, MIB, games=8)], 0) == Fit(192, "cache: 16 slots of 1.0 MiB, 16.0 MiB")
+    assert fit([Slots(2, MIB, games=8)], 0) == Fit(192, "cache: 16 slots of 1.0 MiB, 16.0 MiB", 2 * MIB)
     assert fit([Slots(2, MIB, games=8), Slots(1, MIB, games=20)], 0).line.startswith("cache: 36 slots")
     assert fit([Slots(2, MIB, games=8), Slots(1, MIB)], 0).concurrency == 84
 
@@ -106,7 +106,7 @@ def test_no_more_games_have_slots_than_are_played(monkeypatch: pytest.MonkeyPatc
 def test_caches_that_follow_one_another_need_not_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, 100 * MIB)
     first = [Slots(1, MIB, games=8), Slots(1, MIB, games=8)]
-    assert fit(first, 0, 90, later=[Slots(1, MIB)]) == Fit(90, "cache: 90 slots of 1.0 MiB, 90.0 MiB")
+    assert fit(first, 0, 90, later=[Slots(1, MIB)]) == Fit(90, "cache: 90 slots of 1.0 MiB, 90.0 MiB", 2 * MIB)
     assert fit(first, 90 * MIB, 90, later=[Slots(1, MIB)]).concurrency == 5
 
 

@@ -1,0 +1,105 @@
+"""Every adapter plays as it is scored, after each of several updates: no rollout has stale or missing weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from marl.agents.base import Agent
+from marl.agents.model import ModelAgent
+from marl.learning.advantages import Credit, add_advantages
+from marl.learning.batch import collate, seats_of
+from marl.learning.config import UpdateConfig
+from marl.learning.forward import forward
+from marl.learning.update import Learner, make_optimizer, update
+from marl.losses import Loss
+from marl.losses.kl import KLLoss
+from marl.losses.listening import ListeningLoss
+from marl.losses.policy import PolicyLoss
+from marl.losses.world_model import WorldModelLoss
+from marl.model.lora import AdapterConfig, adapted, is_own
+from marl.model.policy import Policy
+from marl.rewards import Reward, add_rewards
+from marl.rewards.game import GameReward
+from marl.rollout.games import env_maker
+from marl.rollout.rollout import rollout
+from marl.rollout.seeds import GAMES, Game, draw_games
+from marl.storage.checkpoint import load_policy, save_policy
+from marl.types import Episode, TokenBatch
+from tests.marl.model.test_lora import moved, policy_of
+
+pytest.importorskip("peft")
+
+DOND = env_maker({"game": "dond", "style": "compact", "max_errors": 2, "max_entries": 4})
+LOSSES: dict[str, Loss] = {
+    "policy": PolicyLoss(), "kl": KLLoss(0.1), "listening": ListeningLoss(), "world_model": WorldModelLoss(1.0),
+}  # fmt: skip
+REWARDS: dict[str, Reward] = {"game": GameReward()}
+CONFIG = UpdateConfig(learning_rate=1e-2, minibatches=1, token_budget=4096)
+NAMES = ("base", "friend", "learner", "rival")
+# Random weights say nothing that the game accepts, so that only one seat may speak: each also plays itself.
+PAIRS = (
+    *zip(NAMES, NAMES, strict=True),
+    ("learner", "rival"),
+    ("learner", "base"),
+    ("rival", "friend"),
+    ("friend", "base"),
+)
+
+
+def play(agents: Mapping[str, Agent], iteration: int) -> list[Episode]:
+    """Two games of each pair of players, side by side."""
+    games = draw_games(iteration, GAMES, count=2 * len(PAIRS))
+    pairs = {game.seed: PAIRS[i % len(PAIRS)] for i, game in enumerate(games)}
+
+    def seat(game: Game, env: Any) -> Mapping[str, Agent]:
+        return dict(zip(env.possible_agents, (agents[name] for name in pairs[game.seed]), strict=True))
+
+    return add_rewards(rollout(games, seat, DOND, len(games)), REWARDS)
+
+
+@torch.no_grad()
+def gap(policy: Policy, batch: TokenBatch) -> float:
+    """How far what was noted while playing is from what the policy says of it now."""
+    found: Tensor = forward(policy, batch, 1.0, {"reply": True}).logprobs
+    return float((found - batch.logprobs)[batch.reply].abs().max())
+
+
+@pytest.mark.parametrize("kind", ["tiny", "gpt2", "gemma3"])
+def test_sampler_and_trainer_agree_for_each_adapter_after_each_update(kind: str, tmp_path: Path) -> None:
+    base = policy_of(kind, tmp_path / "base")
+    config = AdapterConfig(rank=4, alpha=8)
+    if kind == "tiny":  # a frozen partner from a run's folder, where its base has one
+        friend = moved(adapted(base, config, 2), 2)
+    else:
+        save_policy(tmp_path / "run" / "policy", moved(adapted(base, config, 2), 2), {"game": "dond"})
+        friend = load_policy(tmp_path / "run" / "policy", over=base)
+    policies = {"base": base, "friend": friend, "learner": adapted(base, config, 0), "rival": adapted(base, config, 1)}
+    shared = {p.data_ptr() for each in policies.values() for n, p in each.lm.named_parameters() if not is_own(n)}
+    assert shared == {p.data_ptr() for p in base.lm.parameters()}  # one copy of the base in memory
+    agents = {
+        name: ModelAgent(name, policy, slots=32, context=1024, max_new_tokens=5, decode_steps=1 + 2 * (name == "rival"))
+        for name, policy in policies.items()
+    }
+    learners = [
+        Learner(name, policies[name], base, make_optimizer(policies[name], CONFIG)) for name in ("learner", "rival")
+    ]
+    for iteration in range(4):
+        episodes = play(agents, iteration)
+        batches = {name: collate(seats_of(episodes, {name}), REWARDS) for name in policies}
+        for name, batch in batches.items():
+            assert int(batch.reply.sum()) > 3 and gap(policies[name], batch) < 1e-4, (iteration, name)
+            # A player with another adapter, or with none, would show: so would one that had missed the last update.
+            for other, policy in policies.items():
+                same = other == name or (iteration == 0 and "friend" not in (name, other))  # B = 0
+                assert same or gap(policy, batch) > 0.01, (iteration, name, other)
+        for learner in learners:
+            batch = add_advantages(batches[learner.name], REWARDS, Credit())
+            with learner.training() as policy:
+                update(policy, base, batch, LOSSES, learner.optimizer, CONFIG, torch.Generator().manual_seed(0))
+            assert gap(learner.policy, batches[learner.name]) > 0.01, (iteration, learner.name)
