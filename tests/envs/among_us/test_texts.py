@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from random import Random
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +14,6 @@ from envs.among_us import events, reading, rules, texts
 from envs.among_us.state import NAMES, Act, Ending, Role
 from envs.core import CHARSET, END, Style
 from tests.envs.among_us.table import (
-    NATURAL,
     STYLES,
     random_reply,
 )
@@ -58,26 +56,6 @@ any_event = st.one_of(
 @settings(max_examples=100, deadline=None)
 def test_both_styles_say_all_of_an_event(style: str, event: events.Event) -> None:
     assert reading.read(texts.write(event, Style(style)), Style(style)) == [event]
-
-
-@pytest.mark.parametrize("seed", (0, 3))
-def test_both_styles_say_the_same_in_whole_games(seed: int) -> None:
-    rules: dict[str, Any] = {"players": 4 + seed, "imposters": 1 + seed // 3, "width": 2 + seed % 2, "max_steps": 150,
-                             "task_steps": 3}  # fmt: skip
-    natural, compact = (among_us.parallel_env(style=style, **rules) for style in STYLES)
-    (a, _), (b, _) = natural.reset(seed=seed), compact.reset(seed=seed)
-    rng, heard = Random(seed), 0
-    while compact.agents:
-        for agent in compact.agents:
-            told = reading.read(b[agent]["text"], Style.COMPACT)
-            assert told == reading.read(a[agent]["text"], Style.NATURAL)
-            assert a[agent]["options"] == tuple(NATURAL[option] for option in b[agent]["options"])
-            assert a[agent]["turn"] == b[agent]["turn"]
-            heard += sum(isinstance(event, events.Said) for event in told)
-        replies = {agent: random_reply(seen, rng) for agent, seen in b.items()}
-        b = compact.step(replies)[0]
-        a = natural.step({agent: NATURAL.get(reply, reply) for agent, reply in replies.items()})[0]
-    assert not natural.agents and heard
 
 
 def test_compact_texts_consist_of_the_listed_tokens_numbers_and_messages() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import socket
 import threading
 import time
@@ -155,27 +154,18 @@ GOING = ("Connection: close", "Content-Length: 2")  # who asks next must not tak
 
 HOSTILE: dict[str, tuple[Answering, Lost]] = {
     "html": (lambda s, b, h: h.send("<html>welcome</html>", headers={"Content-Type": "text/html"}), Lost.NONSENSE),
-    "empty": (lambda s, b, h: h.send(""), Lost.NONSENSE),
     "deep": (lambda s, b, h: h.send("[" * 100_000), Lost.NONSENSE),
     "gzip": (lambda s, b, h: h.send("not packed", headers={"Content-Encoding": "gzip"}), Lost.UNREACHABLE),
     "declined": (lambda s, b, h: h.say(None, refusal="I can't help with that."), Lost.DECLINED),
     "server error": (lambda s, b, h: h.send("{}", 500), Lost.STATUS),
-    "bad request": (lambda s, b, h: h.send("{}", 400), Lost.STATUS),
-    "no such model": (lambda s, b, h: h.send("{}", 404), Lost.STATUS),
     "busy": (lambda s, b, h: h.send("{}", 429), Lost.BUSY),
     "key": (lambda s, b, h: h.send(json.dumps({"error": {"message": s.keys[0]}}), 401), Lost.KEY),
     "forbidden": (lambda s, b, h: h.send("{}", 403), Lost.DECLINED),
     "charset zlib, no text": (of_kind("zlib", "\x00"), Lost.NONSENSE),
-    "charset undefined": (of_kind("undefined", "{}", 400), Lost.STATUS),
     "moved": (lambda s, b, h: h.send("{}", 307, {"Location": "/v1/elsewhere"}), Lost.MOVED),
-    "moved without an address": (lambda s, b, h: h.send("{}", 302), Lost.MOVED),
-    "moved to no address": (lambda s, b, h: h.send("{}", 308, {"Location": "http://[:1"}), Lost.MOVED),
     "endless": (endless(), Lost.NONSENSE),
     "endless, packed": (endless(packed=True), Lost.NONSENSE),
-    "packed twice": (lambda s, b, h: h.send("{}", headers={"Content-Encoding": "gzip, gzip"}), Lost.NONSENSE),
     "length too large": (raw(OK, "Content-Length: 99", "", "{}"), Lost.UNREACHABLE),
-    "length too small": (lambda s, b, h: h.send('{"choices": []}', headers={"Content-Length": "3"}), Lost.NONSENSE),
-    "length below 0": (raw(OK, "Content-Length: -5", "", "{}"), Lost.UNREACHABLE),
     "not HTTP": (raw("hello"), Lost.UNREACHABLE),
     "endless headers": (raw(OK, *(f"X-{n}: {n}" for n in range(20_000)), "", "{}"), Lost.UNREACHABLE),
     "odd cookies": (raw(OK, *GOING, "Set-Cookie: \xff=\x01; expires=soon", "", "{}"), Lost.NONSENSE),
@@ -200,7 +190,7 @@ def test_a_failure_costs_its_game_and_the_others_go_on(serve: Callable[[Answerin
     assert len(server.asked) == len(bad) + 3 * 4  # a lost seat's endpoint is not asked again
     lost = agent.figures()["lost"]
     assert sum(lost.values()) == len(bad) and lost["key refused"] == 1 and "1 key refused" in agent.summary()
-    assert "3 redirected elsewhere" in agent.summary()
+    assert "1 redirected elsewhere" in agent.summary()
     before = {"calls": 5, "tokens": 100, "replayed": 2, "lost": {"key refused": 2, "budget spent": 1}}
     now, whole = agent.figures(), agent.figures(before)  # of a run that was stopped and goes on
     assert [whole[name] - now[name] for name in ("calls", "tokens", "replayed")] == [5, 100, 2]
@@ -346,19 +336,6 @@ def test_a_damaged_file_of_answers_is_one_sentence(line: bytes, tmp_path: Path) 
     assert len(str(refused.value)) < 300
 
 
-def test_a_file_of_answers_is_a_file_whose_texts_can_be_sent(tmp_path: Path) -> None:
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    for place in (tmp_path, fifo, tmp_path / ("x" * 300)):
-        with pytest.raises(UserError, match=r"chat\.answers"):
-            Answers(place)
-    with pytest.raises(UserError, match=r"chat\.answers"):
-        ChatConfig(url="http://localhost/v1", model="m", answers="a\0b")
-    path = tmp_path / "answers.jsonl"
-    path.write_text('{"request": {"a": 1}, "answer": "a\\ud800", "tokens": null, "thoughts": "\\udfff"}\n')
-    assert Answers(path).get({"a": 1}) == Answer("a?", None, "?")
-
-
 def test_the_key_and_other_secrets_are_in_no_file_and_no_words(
     serve: Callable[[Answering], Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -383,18 +360,6 @@ def test_the_key_and_other_secrets_are_in_no_file_and_no_words(
         assert play(replay, games=1) == episodes and not replay.lost
     other = ChatAgent(ChatConfig(model="m", answers=str(path), replay=True, extra={**secrets, "effort": "high"}))
     assert play(other, games=1)[0].outcome["how"] == "abort"
-
-
-def test_it_reads_natural_words_whatever_the_others_read(serve: Callable[[Answering], Server]) -> None:
-    natural, compact = serve(sensible), serve(sensible)
-    play(agent_of(natural.url, parallel=1), games=2)
-    play(agent_of(compact.url, parallel=1), games=2, style="compact")
-    assert compact.asked == natural.asked
-    scripts = scripted("dond", "careful")
-    agent = agent_of(compact.url)
-    cast = {"player_0": agent, "player_1": scripts}
-    (episode,) = rollout(draw_games(0, count=1), lambda g, e: cast, lambda: make_env("compact"), 1)
-    assert set(episode.players.values()) == {"chat", "careful"} and not agent.lost
 
 
 def test_choices_are_answered_by_number(serve: Callable[[Answering], Server]) -> None:
