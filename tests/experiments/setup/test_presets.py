@@ -93,11 +93,7 @@ def test_ppo_and_cloning_near_people_differ_in_their_learner_and_its_strength_al
 
 
 PROMISING = ("game_only", "reward_only", "listening_only", "speaking_only", "listening_speaking")
-
-
 OWN = "loss.own={_target_: marl.losses.claim.ClaimLoss, weight: 5.0}"
-
-
 PAID = "reward.own={_target_: anywhere.Paid}"  # whose weight is its class's
 
 
