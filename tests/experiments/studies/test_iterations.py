@@ -203,6 +203,17 @@ def test_arms_are_compared_at_equal_games_and_at_equal_compute(tmp_path: Path) -
     assert iterations.along({0: {"trained": 0, "m": 1}, 1: {"trained": 200, "m": 2}}, "trained", "m", 50) == 1.25
 
 
+def test_settings_tell_runs_of_one_arm_apart(tmp_path: Path) -> None:
+    run(tmp_path, "x-0", "a", 0, [1, 2])
+    run(tmp_path, "x-1", "a", 0, [1, 2], games=250)
+    found = csv_rows(collect(tmp_path, "where={algo.games: 250}") / "iterations.csv.gz")
+    assert {row["trained"] for row in found} == {"0", "250"}
+    for seed, objective in ((1, -0.5), (2, 0.0)):
+        run(tmp_path, f"x-further-{seed}", "a", seed, [1, 2], objective, games=250)
+    found = csv_rows(collect(tmp_path, "where={algo.games: 250, env.objective: [0, 1]}") / "iterations.csv.gz")
+    assert {(row["objective"], row["seed"]) for row in found} == {("0", "2"), ("1", "0")}
+
+
 @cases(r"""
 over=hours | over=hours: must be iteration, trained, passes, or null
 data=x.csv | select and data: give one of them
