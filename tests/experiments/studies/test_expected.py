@@ -1,6 +1,7 @@
 """Bands of healthy runs: what they are made from stays inside, what goes wrong does not, and training says so."""
 
 import gzip
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from experiments.setup.bands import FOLDER, Band, expected_of, read_bands
 from experiments.studies import expected
 from experiments.studies.expected import leave_one_out, make_bands, read_curves
 from marl.common.errors import UserError
-from marl.common.files import csv_rows
+from marl.common.files import csv_rows, stem
 from marl.metrics.tables import write_csv
 from tests.composing import DOND as SMALL
 from tests.composing import cases, composed_once, configure, run_folder
@@ -138,6 +139,18 @@ def test_runs_that_go_wrong_leave_the_shipped_bands(file: str, metric: str, spoi
 
 
 # ---- comparing -----------------------------------------------------------------------------------------------------
+
+
+def test_every_shipped_experiment_has_its_bands_or_is_listed_as_missing() -> None:
+    root = FOLDER.parents[2]
+    files = [*root.glob("conf/sweep/*.yaml"), *root.glob("conf/experiment/*.yaml")]
+    shipped = {path.stem for path in files if path.stem != "none"}
+    for path in files:  # a file of bands is found by the run's name
+        assert path.stem == "none" or f"\nname: {path.stem}\n" in path.read_text()
+    listed = (FOLDER / "README.md").read_text().partition("| missing |")[2].partition("\n\n")[0]
+    missing = {name for line in listed.splitlines() for name in re.findall(r"`([\w/.]+)`", line.partition(" | ")[0])}
+    recorded = {stem(path) for path in FOLDER.glob("*.csv.gz")}
+    assert recorded | (missing & shipped) == shipped and not recorded & missing
 
 
 def test_arms_are_told_apart_by_the_games_settings(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import socket
 import threading
 import time
@@ -336,6 +337,19 @@ def test_a_damaged_file_of_answers_is_one_sentence(line: bytes, tmp_path: Path) 
     assert len(str(refused.value)) < 300
 
 
+def test_a_file_of_answers_is_a_file_whose_texts_can_be_sent(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    for place in (tmp_path, fifo, tmp_path / ("x" * 300)):
+        with pytest.raises(UserError, match=r"chat\.answers"):
+            Answers(place)
+    with pytest.raises(UserError, match=r"chat\.answers"):
+        ChatConfig(url="http://localhost/v1", model="m", answers="a\0b")
+    path = tmp_path / "answers.jsonl"
+    path.write_text('{"request": {"a": 1}, "answer": "a\\ud800", "tokens": null, "thoughts": "\\udfff"}\n')
+    assert Answers(path).get({"a": 1}) == Answer("a?", None, "?")
+
+
 def test_the_key_and_other_secrets_are_in_no_file_and_no_words(
     serve: Callable[[Answering], Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -360,6 +374,18 @@ def test_the_key_and_other_secrets_are_in_no_file_and_no_words(
         assert play(replay, games=1) == episodes and not replay.lost
     other = ChatAgent(ChatConfig(model="m", answers=str(path), replay=True, extra={**secrets, "effort": "high"}))
     assert play(other, games=1)[0].outcome["how"] == "abort"
+
+
+def test_it_reads_natural_words_whatever_the_others_read(serve: Callable[[Answering], Server]) -> None:
+    natural, compact = serve(sensible), serve(sensible)
+    play(agent_of(natural.url, parallel=1), games=2)
+    play(agent_of(compact.url, parallel=1), games=2, style="compact")
+    assert compact.asked == natural.asked
+    scripts = scripted("dond", "careful")
+    agent = agent_of(compact.url)
+    cast = {"player_0": agent, "player_1": scripts}
+    (episode,) = rollout(draw_games(0, count=1), lambda g, e: cast, lambda: make_env("compact"), 1)
+    assert set(episode.players.values()) == {"chat", "careful"} and not agent.lost
 
 
 def test_choices_are_answered_by_number(serve: Callable[[Answering], Server]) -> None:
