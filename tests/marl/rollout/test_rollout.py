@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +17,6 @@ from envs.dond import environment as dond_environment
 from marl.agents.base import Agent, Reply, Request
 from marl.agents.model import ModelAgent
 from marl.agents.text import TextAgent
-from marl.decoding.engine import Engine
 from marl.learning.batch import collate, seats_of
 from marl.learning.forward import forward
 from marl.model.policy import Policy
@@ -411,44 +410,6 @@ def test_only_models_leave_streams_and_only_learners_rows(policies: dict[str, Po
     expected = [(e, a) for e in episodes for a in SEATS if e.players[a] == "learner"]
     assert [(id(e), a) for e, a in seats_of(episodes, {"learner"})] == [(id(e), a) for e, a in expected]
     assert len(expected) == 4 and len(seats_of(episodes, {"base"})) == 1 and seats_of(episodes, {"scripted"}) == []
-
-
-def test_recorded_scripts_leave_the_streams_that_a_model_would(policies: dict[str, Policy]) -> None:
-    """A model that is made to say, token by token, what the scripts said, meets the same game."""
-    for name in ("tiny", "qwen3"):
-        policy = policies[name]
-        recorder = scripted("dond", tokens=policy.tokens)
-        recorded = rollout(draw_games(12, GAMES, count=8), everyone(recorder), ENVS[name], 8)
-        # a slip without an end marker is a reply of its own only for scripts
-        usable = [e for e in recorded if all(policy.tokens.ends(t.reply_ids) for t in e.turns)][:2]
-        assert len(usable) == 2
-        for episode in usable:
-            assert set(episode.streams) == set(SEATS) and episode.players["player_0"] == "scripted"
-            script = deque(token for turn in episode.turns for token in turn.reply_ids)
-            agent = model(policy, max_new_tokens=200, context=policy.context)
-            agent.engine = Dictated(policy, script, agent.engine)
-            [again] = rollout([Game(episode.seed)], everyone(agent), ENVS[name], 1)
-            assert again.streams == episode.streams and not script
-            for ours, theirs in zip(again.turns, episode.turns, strict=True):
-                assert dataclasses.replace(ours, value=0.0) == theirs
-            assert [(b.listener, b.step, b.position, b.question, b.candidate_ids) for b in again.beliefs] == [
-                (b.listener, b.step, b.position, b.question, b.candidate_ids) for b in episode.beliefs
-            ]
-            assert all(np.allclose(b.probs, 1 / 11) for b in episode.beliefs)
-
-
-class Dictated(Engine):
-    """Reads as an engine does; what it writes is dictated, one token after another."""
-
-    def __init__(self, policy: Policy, script: deque[int], like: Engine) -> None:
-        super().__init__(policy, like.slots, like.context)
-        self.script = script
-
-    def sample(
-        self, hidden: torch.Tensor, legal: Sequence[tuple[int, ...]], temperature: float, uniform: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        assert len(hidden) == 1, "one seat moves at a time"
-        return np.array([self.script.popleft()]), np.zeros(1)
 
 
 def test_what_players_draw_can_have_a_seed_of_its_own(policies: dict[str, Policy]) -> None:
