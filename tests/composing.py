@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hydra import compose, initialize_config_module
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -54,6 +55,12 @@ def files(command: str, *choices: str) -> DictConfig:
     """Composes the files of a command, with these choices among them."""
     with initialize_config_module("conf", version_base="1.3"):
         return compose(command, overrides=list(choices))
+
+
+def cases(table: str) -> pytest.MarkDecorator:
+    """Parametrises a test by `overrides` and `said`, a pattern; each line of the table is `OVERRIDES | PATTERN`."""
+    rows = [line.partition(" | ") for line in table.strip("\n").splitlines()]
+    return pytest.mark.parametrize(("overrides", "said"), [(given.split(), said) for given, _, said in rows])
 
 
 def chooses_file(key: str) -> bool:

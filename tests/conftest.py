@@ -19,6 +19,15 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("bases")
 
 
+@pytest.fixture(scope="session")
+def finished(bases: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the folder of a finished run of `DOND`, which many tests read and none may change."""
+    import marl
+    from tests.composing import DOND
+
+    return marl.train(*DOND, f"runs={tmp_path_factory.mktemp('finished')}", f"cache={bases}")
+
+
 @pytest.fixture
 def no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training leaves an empty report: a real one takes as long as a small run's games."""

@@ -1,10 +1,10 @@
 """Gives every entry point generated bad input, and counts what became of it.
 
 `make hostile` (`python -m tests.hostile --inputs 10000`): replies to both games, command lines, settings, the files of
-human dialogues and of contexts, checkpoints, policies, the files of a run's folder, files of another game and of older
-versions, and disks that are full. Each input must be taken, put right as the rules say, or refused with one clear line
-(UserError, or a command's exit), and what it found on disk must be as before. Anything else is shown with the input
-that hypothesis shrank it to. A short form is among the tests.
+human dialogues and of contexts, checkpoints, policies, the files of a run's folder, and disks that are full. Each input
+must be taken, put right as the rules say, or refused with one clear line (UserError, or a command's exit), and what it
+found on disk must be as before. Anything else is shown with the input that hypothesis shrank it to. A short form is
+among the tests.
 """
 
 from __future__ import annotations
@@ -29,17 +29,15 @@ from marl.common.files import write_json, write_text
 from marl.storage.checkpoint import save_policy
 from tests.composing import configure, identity
 from tests.hostile_files import (
-    AGES,
     RUN,
     Checkpoints,
-    Runs,
+    Writers,
     contents,
     damages,
-    exchange,
+    fill_up,
     read_context_file,
     read_dialogues,
     read_folder,
-    read_older,
     read_player,
     try_checkpoints,
     try_files,
@@ -61,7 +59,6 @@ from tests.hostile_inputs import (
     set_up,
     type_in,
 )
-from tests.hostile_writing import Writers, fill_up
 from tests.human_dialogues import ROWS, TEST, VAL
 from tests.marl.hint import hint_policy
 
@@ -115,10 +112,7 @@ def kinds(folder: Path) -> dict[str, Kind]:
     def files(of: Path, read: Callable[[Path], str]) -> Callable[[Any], str]:
         return partial(try_files, of, scratch, read)
 
-    writers, both = Writers(folder / "written"), Runs(folder / "both", bases)
-    parts = [*both.files, "policy", "checkpoints", "checkpoints/iteration-000002"]
-    written = [name for name in both.files if name.endswith((".json", ".yaml", ".jsonl")) and "checksums" not in name]
-    own = [name for name in written if "tokenizer" not in name and "config.json" not in name]
+    writers = Writers(folder / "written")
     scratch.mkdir()
     return {
         "replies to Deal or No Deal": Kind(0.18, NEGOTIATIONS, negotiate),
@@ -142,22 +136,7 @@ def kinds(folder: Path) -> dict[str, Kind]:
             st.tuples(st.sampled_from(Writers.NAMES), st.integers(0, 400) | st.integers(0, 200_000)),
             partial(fill_up, writers, scratch),
         ),
-        "runs of another game": Kind(
-            0.01,
-            st.tuples(st.sampled_from(list(GAMES)), st.lists(st.sampled_from(parts), max_size=4), st.booleans()),
-            partial(exchange, both, scratch),
-        ),
-        "older versions": Kind(
-            0.02,
-            st.tuples(
-                st.sampled_from(list(GAMES)),
-                st.lists(
-                    st.tuples(st.sampled_from(own), st.integers(0, 999), st.sampled_from(AGES)), min_size=1, max_size=2
-                ),
-            ),
-            partial(read_older, both, scratch),
-        ),
-        "a run's folder": Kind(0.1, damages(list(RUN)), files(run, read_folder)),
+        "a run's folder": Kind(0.13, damages(list(RUN)), files(run, read_folder)),
     }
 
 

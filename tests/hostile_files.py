@@ -5,19 +5,20 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import resource
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from envs import dond_v0
-from experiments import report, train
+from experiments import report
 from experiments.launch.overrides import one_line
 from experiments.setup import entrants
 from experiments.setup.bands import expected_of
@@ -25,18 +26,16 @@ from experiments.setup.players import run_policy
 from experiments.setup.stages import stages_of
 from experiments.studies import conditions
 from marl.common.errors import UserError
-from marl.common.files import write_json
+from marl.common.files import write_json, write_text
 from marl.model.policy import Policy
 from marl.pretraining.corpus import data_files, recorded
 from marl.report.page import read_run
-from marl.report.transcripts import episode_to_json
+from marl.report.transcripts import episode_to_json, write_episodes
 from marl.rollout.games import env_maker
 from marl.storage.checkpoint import load_training, newest_checkpoint, optimizer_tensors, save_policy, save_training
 from marl.storage.folder import read_run_card
 from marl.storage.tracking import JsonlTracker
-from tests.composing import identity, run_folder
-from tests.hostile_inputs import GAMES, Accepted
-from tests.marl.episodes import deal_game
+from tests.marl.episodes import beliefs, deal_game, episode, message, propose
 from tests.marl.hint import hint_policy
 
 Damage = list[tuple[str, str, float, bytes]]  # file, what is done to it, where (0 to 1), with what
@@ -253,139 +252,77 @@ def seal(folder: Path) -> None:
     (folder / "checksums.json").write_text(json.dumps(sums))
 
 
-def seal_all(folder: Path) -> None:
-    for sums in folder.rglob("checksums.json"):
-        seal(sums.parent)
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """Within, the system refuses what would make a file longer than so many bytes, as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-class Runs:
-    """A finished run of each game, with all that a run's folder has; and each game's unfinished one, which goes on."""
-
-    def __init__(self, folder: Path, bases: Mapping[str, DictConfig]) -> None:
-        self.folder, self.bases = folder, bases
-        self.files: list[str] = []
-        for number, (game, cfg) in enumerate(bases.items()):
-            run = folder / game
-            policy = hint_policy(2 * number)
-            save_policy(folder / f"base-{game}", hint_policy(2 * number + 1), {"game": game})
-            save_policy(run / "policy", policy, {"game": game, "base": str(folder / f"base-{game}")})
-            name = run_folder(cfg).name
-            for iteration in (1, 2):
-                state = {"run": name, "base": "abc", "wall_time": 1.0, "commits": ["abc"], "inputs": {}}
-                state |= {"metrics_lines": 6, "made_with": [{"device": "cpu"}], "best": {"iteration": 1, "score": 0.5}}
-                trained = {"learner": (policy, torch.optim.AdamW(policy.parameters()))}
-                save_training(run / "checkpoints", iteration, trained, state, keep=5)
-            for file, text in {**RUN, "config.yaml": OmegaConf.to_yaml(OmegaConf.create(identity(cfg)))}.items():
-                (run / file).parent.mkdir(exist_ok=True)
-                (run / file).write_text(text.replace('"game/score"', '"game/win_rate/crewmates"') if number else text)
-            write_json(run / "run.json", {"run": name, "arm": "full", "seeds": [0], "hardware": {"cores": 2}})
-            self.files = sorted(contents(run))
-
-    def read(self, folder: Path, game: str, there: str | None) -> str:
-        """All who read a run's folder, and the run itself that goes on from it. `there`: of which game its policy is,
-        as far as that can be known."""
-        refused = "refused" in (read_player(folder, game), read_folder(folder), self.go_on(folder, game))
-        try:
-            run_policy(str(folder), game, torch.device("cpu"))
-            assert there in (None, game), "a policy of another game was taken"
-        except UserError as error:
-            assert one_line(error)
-            refused = True
-        return "refused" if refused else "taken"
-
-    def go_on(self, folder: Path, game: str) -> str:
-        """The game's own command, whose run was not finished, up to where its metrics are cut."""
-        cfg = self.bases[game].copy()
-        cfg.runs = str(folder.with_name("going on"))
-        shutil.rmtree(cfg.runs, ignore_errors=True)
-        copy = run_folder(cfg)
-        shutil.copytree(folder, copy)
-        (copy / "run.json").unlink(missing_ok=True)
-        before = contents(copy)
-
-        def begin(*_: Any) -> None:
-            raise Accepted
-
-        kept, train.open_tracker = train.open_tracker, begin  # type: ignore[assignment]
-        try:
-            with redirect_stdout(io.StringIO()):
-                train.main(cfg)
-        except Accepted:
-            return "taken"
-        except UserError as error:
-            assert one_line(error)
-        finally:
-            train.open_tracker = kept
-        left = contents(copy)
-        left.pop(".lock", None)
-        assert left == before, "the run was refused, and yet changed"
-        return "refused"
+GAME = episode(
+    [message("player_0", 0, "hi"), propose("player_1", 1, (1, 0, 2))], beliefs("player_1", 0, (0.5, 0.2, 0.9))
+)
 
 
-def exchange(of: Runs, scratch: Path, tried: tuple[str, list[str], bool]) -> str:
-    """A run's folder in which some parts, or all, are those of a run of the other game."""
-    game, parts, sealed = tried
-    here, other = scratch / "mixed" / game, next(name for name in GAMES if name != game)
-    shutil.rmtree(here, ignore_errors=True)
-    shutil.copytree(of.folder / game, here)
-    for part in parts:
-        if (of.folder / other / part).is_dir():
-            shutil.rmtree(here / part, ignore_errors=True)
-            shutil.copytree(of.folder / other / part, here / part)
+class Writers:
+    """What a run writes, each as of iteration 1 or 2, after which a run that goes on begins."""
+
+    def __init__(self, folder: Path) -> None:
+        self.policies = {iteration: hint_policy(iteration) for iteration in (1, 2)}
+        self.made: dict[str, tuple[Path, dict[str, bytes]]] = {}  # by writer: what iteration 1 leaves; all of it
+        for name in self.NAMES:
+            before, after = folder / name / "before", folder / name / "after"
+            for here, numbers in ((before, (1,)), (after, (1, 2))):
+                here.mkdir(parents=True)
+                for iteration in numbers:
+                    self.write(name, here, iteration)
+            self.made[name] = before, contents(after)
+
+    NAMES = ("checkpoint", "policy", "metrics", "episodes", "page", "card")
+
+    def write(self, name: str, folder: Path, iteration: int) -> None:
+        policy = self.policies[iteration]
+        if name == "checkpoint":
+            optimizer = torch.optim.AdamW(policy.parameters())
+            save_training(folder, iteration, {"learner": (policy, optimizer)}, {"run": "a"}, keep=5)
+        elif name == "policy":
+            save_policy(folder / "policy", policy, {"game": "hint", "run": iteration})
+        elif name == "metrics":
+            tracker = JsonlTracker(folder, iteration - 1 if iteration > 1 else None)
+            try:
+                for phase in ("train", "eval"):
+                    tracker.log(iteration, {"game/score": 0.5, "rollout/tokens": 123456, "time/update": 1.0}, phase)
+            finally:
+                tracker.close()
+        elif name == "episodes":
+            write_episodes(folder / "episodes" / "trained.jsonl", [GAME] * 3 * iteration)
+        elif name == "page":
+            write_text(folder / "report.html", "<p>a page</p>" * 9999 * iteration)
         else:
-            shutil.copy(of.folder / other / part, here / part)
-    if sealed:
-        seal_all(here)
-    before = contents(here)
-    result = of.read(here, game, other if {"policy", "policy/policy.json"} & set(parts) else game)
-    assert contents(here) == before, "the files were changed"
-    assert result == "refused" or not TELLING & set(parts), "nobody noticed that they are of another game"
-    return result
+            write_json(folder / "run.json", {"run": iteration, "seeds": [0]})
 
 
-TELLING = {"config.yaml", "policy", "policy/policy.json", "checkpoints", "checkpoints/iteration-000002"}
-
-
-Older = list[tuple[str, int, str]]  # file, which of its keys, what is done to it
-AGES = ("drop", "null", "list", "text", "number", "rename")
-
-
-def keys_of(node: Any) -> Iterator[tuple[str, ...]]:
-    """The ways to all values and groups of them."""
-    for key, value in node.items():
-        yield (key,)
-        if isinstance(value, dict):
-            yield from ((key, *rest) for rest in keys_of(value))
-
-
-def make_older(folder: Path, done: Older) -> None:
-    """Takes names out of JSON and YAML files, or gives them values of other kinds, and seals what is sealed."""
-    for name, which, how in done:
-        path, lined, yaml = folder / name, name.endswith("jsonl"), name.endswith("yaml")
-        lines = path.read_text().splitlines() if lined else [path.read_text()]
-        line = which % len(lines)
-        data: Any = OmegaConf.to_container(OmegaConf.create(lines[line])) if yaml else json.loads(lines[line])
-        named = list(keys_of(data)) or [("format",)]
-        *parents, key = named[which % len(named)]
-        node = data
-        for parent in parents:
-            node = node[parent]
-        value = node.pop(key, None)
-        if how != "drop":
-            new = {"null": None, "list": [value], "text": f"{value}", "number": 7, "rename": value}[how]
-            node[f"old_{key}" if how == "rename" else key] = new
-        lines[line] = OmegaConf.to_yaml(OmegaConf.create(data)) if yaml else json.dumps(data)
-        path.write_text("\n".join(lines) + "\n" * lined)
-    seal_all(folder)
-
-
-def read_older(of: Runs, scratch: Path, tried: tuple[str, Older]) -> str:
-    game, done = tried
-    here = scratch / "older" / game
+def fill_up(of: Writers, scratch: Path, tried: tuple[str, int]) -> str:
+    """Writes with little room. What was there stays, nothing lies about, and with room the same call makes it whole."""
+    name, room = tried
+    here = scratch / "full"
     shutil.rmtree(here, ignore_errors=True)
-    shutil.copytree(of.folder / game, here)
-    make_older(here, done)
-    before = contents(here)
-    result = of.read(here, game, None)
-    assert contents(here) == before, "the files were changed"
+    before, whole = of.made[name]
+    shutil.copytree(before, here)
+    try:
+        with room_for(room):
+            of.write(name, here, 2)
+        result = "taken"
+    except UserError as error:
+        said, kept, left = one_line(error), contents(before), contents(here)
+        assert str(here) in said and "make room" in said, said
+        assert left.keys() == kept.keys(), left.keys()
+        assert all(left[n].startswith(kept[n]) for n in kept), "something was lost"  # a line may have been begun
+        of.write(name, here, 2)
+        result = "refused"
+    assert contents(here) == whole
     return result

@@ -3,6 +3,7 @@
 import importlib
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -10,12 +11,10 @@ from typing import Any
 
 import pytest
 
-import marl
 from marl.learning.batch import collate, seats_of
 from marl.losses import mask_of
 from marl.rewards import add_rewards
 from tests.marl.batches import three_turns
-from tests.marl.test_api import SMALL
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -35,13 +34,11 @@ def module(title: str, code: str, folder: Path) -> ModuleType:
     return importlib.import_module(name)
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def runs(finished: Path, tmp_path: Path) -> Path:
     """A folder with one finished run, runs/mine, that pages load."""
-    folder = tmp_path_factory.mktemp("here")
-    made = marl.train(*SMALL, f"runs={folder / 'runs'}")
-    made.rename(folder / "runs/mine")
-    return folder
+    shutil.copytree(finished, tmp_path / "here" / "runs" / "mine")
+    return tmp_path / "here"
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: str(p.relative_to(ROOT)))

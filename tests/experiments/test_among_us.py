@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from hydra import compose, initialize_config_module
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
@@ -27,8 +25,9 @@ from marl.model.policy import Policy, tiny_lm
 from marl.report.page import build_report
 from marl.report.transcripts import read_episodes
 from marl.storage.checkpoint import load_policy, read_card, save_policy
-from tests.composing import AMONG_US, configure, run_folder
+from tests.composing import AMONG_US, cases, configure, run_folder
 from tests.marl.models import tiny_policy
+from tests.runs import identical, lines, logged, stop, texts, typed
 
 pytestmark = pytest.mark.usefixtures("no_pages")
 IMPOSTER = ["cast.imposter.player=learner", "cast.crewmate.player=base"]
@@ -52,39 +51,13 @@ def run(bases: Path, tmp_path_factory: pytest.TempPathFactory) -> Train:
     return made
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
-    with path.open(encoding="utf-8") as file:  # by line feeds alone: messages may hold other ends of lines
-        return [json.loads(line) for line in file]
-
-
-def seating(path: Path) -> list[dict[str, list[str]]]:
-    """Who held the seats of each role in recorded games."""
+def seating(path: Path) -> list[tuple[list[str], list[str]]]:
+    """Who held the seats of crewmates and of imposters in recorded games."""
     return [
-        {role: sorted(game["players"][a] for a in game["players"] if game["roles"][a] == role)
-         for role in ("crewmate", "imposter")}
+        tuple(sorted(game["players"][a] for a, own in game["roles"].items() if own == role)
+              for role in ("crewmate", "imposter"))
         for game in lines(path)
     ]  # fmt: skip
-
-
-def texts(path: Path) -> list[list[str]]:
-    """Everything that was said and done in recorded games."""
-    return [[turn["text"] for turn in game["turns"]] for game in lines(path)]
-
-
-def logged(run_folder: Path, phase: str) -> dict[int, dict[str, Any]]:
-    return {row["iteration"]: row for row in lines(run_folder / "metrics.jsonl") if row["phase"] == phase}
-
-
-def weights(path: Path) -> dict[str, torch.Tensor]:
-    return {
-        **load_file(path / "model.safetensors"),
-        **{f"value.{name}": value for name, value in load_file(path / "value_head.safetensors").items()},
-    }
-
-
-def identical(a: Path, b: Path) -> bool:
-    ours, theirs = weights(a), weights(b)
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
@@ -93,10 +66,7 @@ def identical(a: Path, b: Path) -> bool:
 def test_crewmates_learn_beside_one_that_is_frozen(run: Train) -> None:
     made = run()
     for who, own in (("trained", "trained"), ("base", "untrained"), ("iteration-000001", "learner")):
-        assert seating(made / "episodes" / f"{who}.jsonl")[0] == {
-            "crewmate": sorted(["base", own, own, own]),
-            "imposter": ["base"],
-        }
+        assert seating(made / "episodes" / f"{who}.jsonl")[0] == (sorted(["base", own, own, own]), ["base"])
     trained = logged(made, "train")[2]
     assert {"loss/listening", "reward/speaking", "belief/accuracy", "game/win_rate/crewmates"} <= trained.keys()
     assert not any(name.startswith("rival/") for name in trained)
@@ -105,12 +75,13 @@ def test_crewmates_learn_beside_one_that_is_frozen(run: Train) -> None:
     assert not identical(made / "policy", Path(card["base"]))
 
 
-def test_a_reward_that_names_the_learner_pays_in_its_evaluation_too(run: Train) -> None:
-    made = run("ablation=learning_listeners", "algo.iterations=1")
-    for who in ("trained", "base", "iteration-000001"):
-        games = lines(made / "episodes" / f"{who}.jsonl")
-        assert any(turn["rewards"].get("speaking") for game in games for turn in game["turns"]), who
-        assert {"learner", "trained", "untrained"} & {p for game in games for p in game["players"].values()}
+def test_scripts_hold_roles_evaluation_has_its_own_and_a_reward_may_name_the_learner(run: Train) -> None:
+    made = run("ablation=learning_listeners", "cast.imposter.player=careful", "cast.crewmate.partner=random",
+               "+eval.cast.imposter.player=random", "algo.iterations=1")  # fmt: skip
+    for who, own in (("trained", "trained"), ("base", "untrained"), ("iteration-000001", "learner")):
+        games = made / "episodes" / f"{who}.jsonl"
+        assert seating(games)[0] == (sorted(["random", own, own, own]), ["random"])
+        assert any(turn["rewards"].get("speaking") for game in lines(games) for turn in game["turns"]), who
 
 
 def test_where_all_names_play_there_are_no_others(run: Train, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,85 +93,52 @@ def test_where_all_names_play_there_are_no_others(run: Train, capsys: pytest.Cap
         assert ("all names play in each game" in capsys.readouterr().out) == all_play
 
 
-def test_an_arm_with_world_modelling_foretells_what_its_base_foretold() -> None:
-    for game, foretold in (("among_us", False), ("dond", True)):
-        arm = configure("train", f"env={game}", "ablation=world_model")
-        assert arm.loss.world_model.after_questions is foretold and arm.loss.world_model.weight == 0.1
-
-
 def test_an_imposter_learns_against_frozen_crewmates(run: Train) -> None:
     made = run(*IMPOSTER)
-    for games in ("trained", "iteration-000002"):
-        own = "trained" if games == "trained" else "learner"
-        assert all(
-            who == {"crewmate": ["base"] * 4, "imposter": [own]}
-            for who in seating(made / "episodes" / f"{games}.jsonl")
-        )
+    for games, own in (("trained", "trained"), ("iteration-000002", "learner")):
+        assert all(who == (["base"] * 4, [own]) for who in seating(made / "episodes" / f"{games}.jsonl"))
     trained = logged(made, "train")[1]
     assert trained["loss/listening"] == 0.0  # an imposter knows: it is asked nothing
     assert trained["update/grad_norm"] > 0 and not any(name.startswith("belief/") for name in trained)
     assert not identical(made / "policy", Path(read_card(made / "policy")["base"]))
 
 
-def test_two_learn_in_turn(run: Train) -> None:
+def test_two_learn_in_turn_and_end_as_if_they_had_not_been_stopped(run: Train, bases: Path, tmp_path: Path) -> None:
     made = run(*TWO)
     rows = logged(made, "train")
     assert "loss/policy" in rows[1] and "rival/loss/policy" not in rows[1]
     assert "rival/loss/policy" in rows[2] and "loss/policy" not in rows[2]
     assert all({"game/win_rate/crewmates", "rival/game/score"} <= row.keys() for row in rows.values())
-    assert seating(made / "episodes" / "trained.jsonl")[0] == {
-        "crewmate": ["base", "trained", "trained", "trained"], "imposter": ["rival"],
-    }  # fmt: skip
-    assert seating(made / "episodes" / "base.jsonl")[0] == {
-        "crewmate": ["base", "untrained", "untrained", "untrained"],
-        "imposter": ["rival"],
-    }
+    for who in ("trained", "untrained"):
+        games = made / "episodes" / f"{'base' if who == 'untrained' else who}.jsonl"
+        assert seating(games)[0] == (["base", who, who, who], ["rival"])
     cards = {name: read_card(made / name) for name in ("policy", "rival")}
     assert [card["learner"] for card in cards.values()] == ["learner", "rival"]
     base = Path(cards["policy"]["base"])
     assert not identical(made / "policy", base) and not identical(made / "rival", base)
     assert not identical(made / "policy", made / "rival")
-    kept = {p.name for p in (made / "checkpoints" / "iteration-000002").iterdir()}
-    assert {"learner.safetensors", "rival.safetensors", "rival-optimizer.safetensors"} <= kept
 
-
-def test_two_learners_that_were_stopped_end_as_if_they_never_were(
-    run: Train, bases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    finished = run(*TWO)
     cfg = configure("train", *AMONG_US, *TWO, f"runs={tmp_path}", f"cache={bases}")
-    whole = learning.save_training
-
-    def stopping(checkpoints: Path, iteration: int, *rest: Any) -> None:
-        if iteration == 2:
-            raise KeyboardInterrupt
-        whole(checkpoints, iteration, *rest)
-
-    monkeypatch.setattr(learning, "save_training", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        train.main(cfg)
-    monkeypatch.setattr(learning, "save_training", whole)
-    train.main(cfg)
-    again = run_folder(cfg)
-    assert (again / "metrics.jsonl").read_text() == (finished / "metrics.jsonl").read_text()
-    assert identical(again / "policy", finished / "policy") and identical(again / "rival", finished / "rival")
+    stop(cfg, 2, saved=False)
+    again = train.main(cfg)
+    assert (again / "metrics.jsonl").read_text() == (made / "metrics.jsonl").read_text()
+    assert identical(again / "policy", made / "policy") and identical(again / "rival", made / "rival")
     for name in ("learner-optimizer", "rival-optimizer"):
-        ours, theirs = (
-            load_file(f / "checkpoints/iteration-000002" / f"{name}.safetensors") for f in (again, finished)
-        )
+        ours, theirs = (load_file(f / "checkpoints/iteration-000002" / f"{name}.safetensors") for f in (again, made))
         assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
 def test_a_warm_start_begins_where_the_other_run_ended(run: Train) -> None:
-    finished = run()
-    warm = run(f"init.learner={finished.name}", "algo.iterations=1", "algo.update.learning_rate=0")
+    finished, still = run(), ("algo.iterations=1", "algo.update.learning_rate=0")
+    warm = run(f"init.learner={finished.name}", *still)
     first, last = (warm / "episodes" / "iteration-000000.jsonl"), (finished / "episodes" / "iteration-000002.jsonl")
     assert texts(first) == texts(last)  # of the same evaluation games
     assert logged(warm, "eval")[0]["belief/brier"] == pytest.approx(logged(finished, "eval")[2]["belief/brier"])
     assert logged(warm, "train")[1]["loss/kl"] > 1e-4  # to the base: to itself, which stands still, it would be 0
-    cold = run("algo.iterations=1", "algo.update.learning_rate=0")
-    assert logged(cold, "train")[1]["loss/kl"] < 1e-9
     assert read_card(warm / "policy")["base"] == read_card(finished / "policy")["base"]
+    assert run(f"init.learner={finished.name[:-3]}*", *still) == warm  # a pattern may say where to start
+    with pytest.raises(UserError, match=r"must be one run's name; in .* finished runs match: .*, "):
+        run("init.learner=*", "algo.iterations=1")
 
 
 def test_a_start_of_another_shape_is_told_of(run: Train, capsys: pytest.CaptureFixture[str]) -> None:
@@ -215,50 +153,22 @@ def test_a_start_of_another_shape_is_told_of(run: Train, capsys: pytest.CaptureF
         assert ("a model of another shape than the base's" in capsys.readouterr().out) == (other is narrow)
 
 
-def test_a_pattern_may_say_where_to_start(run: Train) -> None:
-    finished = run()
-    named = run(f"init.learner={finished.name}", "algo.iterations=1", "algo.update.learning_rate=0")
-    found = run(f"init.learner={finished.name[:-3]}*", "algo.iterations=1", "algo.update.learning_rate=0")
-    assert found == named and identical(found / "policy", finished / "policy")
-    with pytest.raises(UserError, match=r"must be one run's name; in .* finished runs match: .*, "):
-        run("init.learner=*", "algo.iterations=1")
-
-
-def test_a_second_learners_policy_may_start_a_run(run: Train) -> None:
-    two = run(*TWO)
-    made = run(*IMPOSTER, f"init.learner={two / 'rival'}", "algo.iterations=1", "algo.update.learning_rate=0")
-    assert identical(made / "policy", two / "rival") and not identical(made / "policy", two / "policy")
-
-
 def test_a_finished_run_may_be_the_opponent(run: Train) -> None:
     opponent = run(*IMPOSTER)
     made = run(f"cast.imposter.player={opponent}", "algo.iterations=1")
-    assert seating(made / "episodes" / "trained.jsonl")[0] == {
-        "crewmate": ["base", "trained", "trained", "trained"], "imposter": [opponent.name],
-    }  # fmt: skip
+    assert seating(made / "episodes" / "trained.jsonl")[0] == (["base", *["trained"] * 3], [opponent.name])
     # Before any learning these are the games of the base's crewmates against that imposter.
     assert texts(made / "episodes" / "base.jsonl") == texts(opponent / "episodes" / "trained.jsonl")
 
 
-def test_a_second_learners_policy_may_be_the_opponent_of_another_pair(run: Train) -> None:
+def test_a_second_learners_policy_may_start_another_pair_and_play_beside_it(run: Train) -> None:
     """It is called by its run's name too: a learner called `rival` would train on its tokens."""
     old = run(*TWO)
     made = run("cast.imposter.player=rival", f"cast.imposter.partner={old / 'rival'}", "cast.imposter.partners=0.5",
-               "algo.iterations=1")  # fmt: skip
-    held = [name for game in seating(made / "episodes" / "iteration-000001.jsonl") for name in game["imposter"]]
+               f"init.rival={old / 'rival'}", "algo.iterations=1", "algo.update.learning_rate=0")  # fmt: skip
+    held = [name for _, imposters in seating(made / "episodes" / "iteration-000001.jsonl") for name in imposters]
     assert set(held) == {"rival", f"{old.name}/rival"}
-
-
-def test_scripts_may_hold_a_role(run: Train) -> None:
-    made = run("cast.imposter.player=careful", "cast.crewmate.partner=random", "algo.iterations=1")
-    assert seating(made / "episodes" / "trained.jsonl")[0] == {
-        "crewmate": ["random", "trained", "trained", "trained"], "imposter": ["careful"],
-    }  # fmt: skip
-
-
-def test_evaluation_with_a_cast_of_its_own(run: Train) -> None:
-    made = run("+eval.cast.crewmate.partners=0", "+eval.cast.imposter.player=random", "algo.iterations=1")
-    assert seating(made / "episodes" / "trained.jsonl")[0] == {"crewmate": ["trained"] * 4, "imposter": ["random"]}
+    assert identical(made / "rival", old / "rival") and not identical(made / "policy", old / "policy")
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
@@ -273,41 +183,35 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["cast.imposter.player={runs}/other_game"], "other_game was trained on dond, and env.game=among_us"),
-        (["init.learner={runs}/other_game"], "other_game was trained on dond, and env.game=among_us"),
-        (["+eval.cast.imposter.player={runs}/other_game"], "other_game was trained on dond, and env.game=among_us"),
-        (["cast.imposter.player={runs}/nowhere"], "nowhere: there is no such folder"),
-        (["init.learner={runs}/nowhere"], "nowhere: there is no such folder"),
-        (["init.learner=nothing-*"], r"init.learner=nothing-\*: must be one run's name; in .* no finished run matches"),
-        (["init.learner=base"], "init.learner=base: must be the folder of a finished run, or null"),
-        (["init.rival={runs}/other_game"], "init.rival=.*: rival does not play here; the cast has learner"),
-        (["cast.imposter.player=nobody"], "There is no scripted player 'nobody' of Among Us"),
-        (["cast.imposter.player=rival", "algo=filtered_bc"],
-         "algo=filtered_bc trains one learner, and the cast has learner, rival"),
-        (["cast.crewmate.partners=5"], "cast.crewmate.partners=5.0: there are only 4 seats of this role"),
-        (["cast.crewmate.player=base"], "nobody learns; let one of them be learner or rival"),
-        (["base=human", "data.dond=/nonexistent"], "base=human: people played Deal or No Deal, not env.game=among_us"),
-        (["+cast.negotiator.player=learner"], "the game's are crewmate, imposter"),
-        (["cast.imposter.player={runs}/rival"], "rival: in games it would pass for another player of that name"),
-        (["reward.speaking.players=[me]"], "reward.speaking.players: me is none of those who listen, learner, base"),
-        (["reward.speaking.players=[base]", "cast.crewmate.partners=0"],
-         "reward.speaking.players: base is none of those who listen, learner"),
-        (["reward.speaking.players=[careful]", "cast.crewmate.partner=careful"],  # scripts answer no question
-         "reward.speaking.players: careful is none of those who listen, learner"),
-    ],
-)  # fmt: skip
+@cases("""
+cast.imposter.player=RUNS/other_game | other_game was trained on dond, and env.game=among_us
+init.learner=RUNS/other_game | other_game was trained on dond, and env.game=among_us
++eval.cast.imposter.player=RUNS/other_game | other_game was trained on dond, and env.game=among_us
+cast.imposter.player=RUNS/nowhere | nowhere: there is no such folder
+init.learner=RUNS/nowhere | nowhere: there is no such folder
+init.learner=nothing-* | init.learner=nothing-\\*: must be one run's name; in .* no finished run matches
+init.learner=base | init.learner=base: must be the folder of a finished run, or null
+init.rival=RUNS/other_game | init.rival=.*: rival does not play here; the cast has learner
+cast.imposter.player=nobody | There is no scripted player 'nobody' of Among Us
+cast.imposter.player=rival algo=filtered_bc | algo=filtered_bc trains one learner, and the cast has learner, rival
+cast.crewmate.partners=5 | cast.crewmate.partners=5.0: there are only 4 seats of this role
+cast.crewmate.player=base | nobody learns; let one of them be learner or rival
+base=human data.dond=/nonexistent | base=human: people played Deal or No Deal, not env.game=among_us
++cast.negotiator.player=learner | the game's are crewmate, imposter
+cast.imposter.player=RUNS/rival | rival: in games it would pass for another player of that name
+reward.speaking.players=[me] | reward.speaking.players: me is none of those who listen, learner, base
+reward.speaking.players=[careful] cast.crewmate.partner=careful | careful is none of those who listen, learner
+""")
 def test_casts_are_refused_before_any_model_is_trained(
     overrides: list[str], said: str, strangers: Path, tmp_path: Path
 ) -> None:
+    given = [override.replace("RUNS", str(strangers)) for override in overrides]
     with pytest.raises(UserError, match=said) as error:
-        train.main(configure("train", *AMONG_US, f"runs={tmp_path}", *[o.format(runs=strangers) for o in overrides]))
+        train.main(configure("train", *AMONG_US, f"runs={tmp_path}", *given))
     assert "\n" not in str(error.value) and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("override", ["cast.imposter.player={}", "cast.crewmate.partner={}", "init.learner={}"])
+@pytest.mark.parametrize("override", ["cast.imposter.player={}", "init.learner={}"])
 def test_another_tokenizer_is_refused(override: str, run: Train, strangers: Path) -> None:
     base = read_card(run() / "policy")["base"]
     other = strangers / "other_tokenizer"
@@ -337,32 +241,20 @@ def close(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
     return all(ours[name][key] == pytest.approx(theirs[name][key], abs=1e-5) for name in ours for key in ours[name])
 
 
-def test_evaluating_a_run_against_its_base_is_its_own_evaluation(run: Train, tmp_path: Path) -> None:
-    made = run()
-    own = json.loads((made / "evaluation.json").read_text())["conditions"]["trained"]
-    found, games = evaluated(tmp_path / "named", "env=among_us", f"players=[{made},base]")
-    assert texts(games) == texts(made / "episodes" / "trained.jsonl")
-    assert found["game/win_rate/crewmates"] == own["game/win_rate/crewmates"] and close(found, own)
-    again, games = evaluated(tmp_path / "from_run", f"players=[{made},base]")  # the run knows its game and cast
-    assert texts(games) == texts(made / "episodes" / "trained.jsonl") and again == found
-    assert seating(games)[0] == {"crewmate": sorted(["base", *[made.name] * 3]), "imposter": ["base"]}
-
-
-def given(monkeypatch: pytest.MonkeyPatch, command: str, *overrides: str) -> None:
-    """As if these were typed: what is typed wins over a run's own settings."""
-    with initialize_config_module("conf", version_base="1.3"):
-        whole = compose(command, overrides=list(overrides), return_hydra_config=True)
-    monkeypatch.setattr(HydraConfig.instance(), "cfg", whole)
-
-
-def test_a_run_and_its_base_read_their_own_style_whatever_is_asked_for(
+def test_evaluating_a_run_against_its_base_is_its_own_evaluation(
     run: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The run knows its game and cast; it and its base read their own style, whatever is asked for."""
     made = run()
-    asked = ["env=among_us", f"players=[{made},base]", "env.style=natural"]
-    given(monkeypatch, "evaluate", *asked)
-    _, games = evaluated(tmp_path, *asked)
+    own = json.loads((made / "evaluation.json").read_text())["conditions"]["trained"]
+    found, games = evaluated(tmp_path / "from_run", f"players=[{made},base]")
     assert texts(games) == texts(made / "episodes" / "trained.jsonl")
+    assert found["game/win_rate/crewmates"] == own["game/win_rate/crewmates"] and close(found, own)
+    assert seating(games)[0] == (sorted(["base", *[made.name] * 3]), ["base"])
+    asked = ["env=among_us", f"players=[{made},base]", "env.style=natural"]
+    typed(monkeypatch, "evaluate", *asked)
+    again, games = evaluated(tmp_path / "asked", *asked)
+    assert texts(games) == texts(made / "episodes" / "trained.jsonl") and again == found
 
 
 def test_a_run_meets_scripts_that_speak_natural_words(
@@ -370,7 +262,7 @@ def test_a_run_meets_scripts_that_speak_natural_words(
 ) -> None:
     made = run()
     asked = ["env=among_us", f"players=[{made},careful]", "env.style=natural", "cast.crewmate.partner=careful"]
-    given(monkeypatch, "evaluate", *asked)
+    typed(monkeypatch, "evaluate", *asked)
     _, games = evaluated(tmp_path, *asked)
     turns = [(game["players"][turn["agent"]], turn) for game in lines(games) for turn in game["turns"]]
     for who, sign in ((made.name, "go_"), ("careful", "go ")):
@@ -415,15 +307,21 @@ def test_runs_of_two_styles_may_meet(run: Train, tmp_path: Path) -> None:
 
 def test_evaluation_in_another_style_leaves_models_theirs(run: Train) -> None:
     """Of training's own evaluation, where scripts alone read what `eval.env` says."""
-    made, other = run("algo.iterations=1"), run("+eval.env.style=natural", "algo.iterations=1")
-    assert texts(other / "episodes" / "trained.jsonl") == texts(made / "episodes" / "trained.jsonl")
+    made, other = run(), run("+eval.env.style=natural", "algo.iterations=1")
+    for games in ("base", "iteration-000000"):
+        assert texts(other / "episodes" / f"{games}.jsonl") == texts(made / "episodes" / f"{games}.jsonl")
 
 
 def test_evaluating_an_imposter_is_its_own_evaluation(run: Train, tmp_path: Path) -> None:
-    made = run(*IMPOSTER)
-    _, games = evaluated(tmp_path, f"players=[base,{made}]")
+    """RUN/rival brings its run's base and settings along, as RUN does."""
+    made, two = run(*IMPOSTER), run(*TWO)
+    _, games = evaluated(tmp_path / "alone", f"players=[base,{made}]")
     assert texts(games) == texts(made / "episodes" / "trained.jsonl")
-    assert seating(games)[0] == {"crewmate": ["base", *["measured"] * 3], "imposter": [made.name]}
+    assert seating(games)[0] == (["base", *["measured"] * 3], [made.name])
+    found, games = evaluated(tmp_path / "both", f"players=[{two},{two / 'rival'}]")
+    own = json.loads((two / "evaluation.json").read_text())["conditions"]["trained"]
+    assert texts(games) == texts(two / "episodes" / "trained.jsonl") and close(found, own)
+    assert seating(games)[0][1] == [f"{two.name}/rival"]
 
 
 def test_the_base_against_itself_is_the_runs_base(run: Train, tmp_path: Path) -> None:
@@ -434,32 +332,15 @@ def test_the_base_against_itself_is_the_runs_base(run: Train, tmp_path: Path) ->
     assert texts(games) == texts(made / "episodes" / "base.jsonl")
     own = json.loads((made / "evaluation.json").read_text())["conditions"]["base"]
     assert close(found, own)  # of the seats that learn in training: not of the imposter's, or the partner's
-    assert seating(games)[0] == {"crewmate": sorted(["base", *["measured"] * 3]), "imposter": ["base"]}
+    assert seating(games)[0] == (sorted(["base", *["measured"] * 3]), ["base"])
 
 
 def test_a_scripted_crew_has_the_partner_that_is_no_model(tmp_path: Path) -> None:
     """So that the scripts' ladder can stand beside learners, of whose crew one is frozen."""
     game = [o for o in AMONG_US if o.startswith("env")]
-    crew = {"crewmate": ["confidant"] * 4, "imposter": ["random"]}
-    for name, more, expected in (
-        ("alone", (), crew),
-        ("with", ("cast.crewmate.partner=random",), {**crew, "crewmate": ["confidant"] * 3 + ["random"]}),
-    ):
-        _, games = evaluated(tmp_path / name, *game, "players=[confidant,random]", *more)
-        assert seating(games) == [expected] * 4
-
-
-def test_a_learned_imposter_is_evaluated_in_its_runs_game(run: Train, tmp_path: Path) -> None:
-    """RUN/rival brings its run's base and settings along, as RUN does."""
-    made = run(*TWO)
-    found, games = evaluated(tmp_path / "both", f"players=[{made},{made / 'rival'}]")
-    own = json.loads((made / "evaluation.json").read_text())["conditions"]["trained"]
-    assert texts(games) == texts(made / "episodes" / "trained.jsonl") and close(found, own)
-    assert seating(games)[0]["imposter"] == [f"{made.name}/rival"]
-    _, games = evaluated(tmp_path / "base", f"players=[base,{made / 'rival'}]")  # the base is that run's
-    assert seating(games)[0] == {"crewmate": ["base", *["measured"] * 3], "imposter": [f"{made.name}/rival"]}
-    first, again = (lines(made / "episodes" / "trained.jsonl")[0], lines(games)[0])
-    assert first["facts"] == again["facts"]
+    for more, crew in (((), ["confidant"] * 4), (("cast.crewmate.partner=random",), ["confidant"] * 3 + ["random"])):
+        _, games = evaluated(tmp_path / str(len(more)), *game, "players=[confidant,random]", *more)
+        assert seating(games) == [(crew, ["random"])] * 4
 
 
 def test_anothers_voice(run: Train, tmp_path: Path) -> None:
@@ -467,28 +348,17 @@ def test_anothers_voice(run: Train, tmp_path: Path) -> None:
     plain = lines(made / "episodes" / "trained.jsonl")
     silent = lines(evaluated(tmp_path / "silence", f"players=[{made},base]", "voices=[silence]")[1])
     dubbed = lines(evaluated(tmp_path / "base", f"players=[{made},base]", "voices=[base]")[1])
-    both = lines(evaluated(tmp_path / "both", f"players=[{made},base]", f"voices=[base,{made}]")[1])
-    for games in (silent, dubbed, both):
-        assert [game["seed"] for game in games] == [game["seed"] for game in plain]
     said = [(t, g["players"][t["agent"]]) for g in silent for t in g["turns"] if t["kind"] == "SPEAK"]
     assert {player for _, player in said} == {made.name, "base"}
     assert all(turn["message"] == "" for turn, player in said if player == made.name)
     assert any(turn["message"] for turn, player in said if player == "base")
     # Until somebody has spoken, nothing is different.
-    for games in (silent, dubbed, both):
+    for games in (silent, dubbed):
+        assert [game["seed"] for game in games] == [game["seed"] for game in plain]
         for ours, theirs in zip(games, plain, strict=True):
             first = next((i for i, t in enumerate(theirs["turns"]) if t["kind"] == "SPEAK"), len(theirs["turns"]))
             assert [t["text"] for t in ours["turns"][:first]] == [t["text"] for t in theirs["turns"][:first]]
     assert [game["turns"] for game in dubbed] != [game["turns"] for game in plain]
-
-
-def test_one_player_in_all_seats_with_a_voice(run: Train, tmp_path: Path) -> None:
-    made = run()
-    _, games = evaluated(tmp_path / "dubbed", f"players=[{made}]", "voices=[base]")
-    assert seating(games)[0] == {"crewmate": [made.name] * 4, "imposter": [made.name]}
-    _, plain = evaluated(tmp_path / "plain", f"players=[{made}]")
-    _, own = evaluated(tmp_path / "own", f"players=[{made}]", f"voices=[{made}]")
-    assert texts(own) == texts(plain) and texts(games) != texts(plain)
     with pytest.raises(UserError, match=r"voices\[0\]=base: random is no language model"):
         evaluated(tmp_path, f"players=[random,{made}]", "voices=[base]")
     with pytest.raises(UserError, match="at most one for each"):

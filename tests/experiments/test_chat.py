@@ -16,7 +16,7 @@ from experiments.studies import crossplay
 from marl.common.errors import UserError
 from marl.common.files import unpacked
 from marl.common.secrets import told
-from tests.composing import config_hash, configure
+from tests.composing import cases, config_hash, configure
 from tests.endpoint import KEY, Server, sensible
 
 SMALL = [
@@ -125,17 +125,14 @@ def test_a_person_plays_against_it(
     assert sorted(game["players"].values()) == ["chat", "human"] and "chat: 2 calls" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("overrides", "named"),
-    [
-        (["chat.url=http://localhost/v1"], "chat.model"),
-        (["chat.model=m"], "chat.url"),
-        (["chat.model=m", "chat.url=http://localhost/v1", "chat.key=NO_SUCH_KEY"], "NO_SUCH_KEY"),
-        (["chat.model=m", "chat.url=http://localhost/v1", "chat.timeout=soon"], "chat.timeout"),
-    ],
-)
-def test_mistakes_are_named_before_anything_runs(overrides: list[str], named: str, server: Server) -> None:
-    with pytest.raises(UserError, match=named):
+@cases("""
+chat.url=http://localhost/v1 | chat.model
+chat.model=m | chat.url
+chat.model=m chat.url=http://localhost/v1 chat.key=NO_SUCH_KEY | NO_SUCH_KEY
+chat.model=m chat.url=http://localhost/v1 chat.timeout=soon | chat.timeout
+""")
+def test_mistakes_are_named_before_anything_runs(overrides: list[str], said: str, server: Server) -> None:
+    with pytest.raises(UserError, match=said):
         evaluate.main(configure("evaluate", "players=[chat]", *overrides))
     assert server.asked == []
 
@@ -150,27 +147,6 @@ def test_what_may_be_a_secret_is_refused_where_nobody_chats_too(secret: str, tmp
 def test_arguments_that_may_hold_a_secret_are_not_told() -> None:
     given = ["seed=1", f"chat.key={KEY}", f"+chat.extra.token={KEY}", "chat.model=a=b", "-m"]
     assert told(given) == "seed=1 chat.key=... +chat.extra.token=... chat.model=a=b -m"
-
-
-def test_a_training_run_stops_where_the_budget_is_spent_and_goes_on_with_a_larger_one(
-    server: Server, tmp_path: Path
-) -> None:
-    def go(calls: int) -> None:
-        train.main(
-            configure(
-                "train", *SMALL, "name=tiny", "cast.negotiator.partner=chat", "cast.negotiator.partners=1",
-                "algo.iterations=1", "algo.games=4", "algo.concurrency=4", "algo.update.minibatches=1", "eval.games=0",
-                "eval.final_games=2", f"runs={tmp_path}", "chat.model=m", f"chat.url={server.url}",
-                f"chat.calls={calls}",
-            )
-        )  # fmt: skip
-
-    with pytest.raises(UserError, match=r"chat: budget spent.*chat\.calls"):
-        go(1)
-    (run,) = tmp_path.glob("tiny-*")
-    assert not (run / "run.json").exists() and not list(tmp_path.glob("bases/*/evaluations/*/evaluation.json"))
-    go(1000)
-    assert json.loads((run / "run.json").read_text())["chat"]["lost"] == {}
 
 
 def test_a_training_run_keeps_no_secret_and_goes_on_by_the_same_settings(

@@ -50,8 +50,6 @@ from tests.marl.report.test_page import make_run
 SECONDS = 5.0  # of the processor, for one reader: most take a tenth of one, and what grows beyond measure takes hours
 CHECKPOINT = "checkpoints/iteration-000001"
 OF_PAGES = ("run.json", "evaluation.json", "metrics.jsonl", "timing.jsonl", "episodes/trained.jsonl")
-FILES = ("config.yaml", *OF_PAGES, "policy/policy.json", "policy/checksums.json", f"{CHECKPOINT}/state.json",
-         f"{CHECKPOINT}/checksums.json", "reference/policy.json")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -202,9 +200,11 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
 HARMLESS = ("torn", "empty")  # of lines the last may be torn, and files without one are whole
 
 
-@pytest.mark.parametrize(("number", "how"), list(enumerate(DAMAGES)))
+@pytest.mark.parametrize(
+    ("number", "how"), [(0, "nested"), (0, "link out"), (0, "giant"), (1, "torn"), (1, "folder"), (2, "pipe")]
+)
 def test_files_that_are_no_files_of_a_run(run: Path, configs: dict[str, DictConfig], number: int, how: str) -> None:
-    """Each damage is done to one of three files, which all readers read in one way."""
+    """Every reader meets damage to one of three files, which they read in one way; all damages are among the next."""
     name = ("config.yaml", "policy/checksums.json", f"{CHECKPOINT}/state.json")[number % 3]
     DAMAGES[how](run / name)
     told = read_all(run, configs, page=False)
@@ -215,9 +215,9 @@ def test_files_that_are_no_files_of_a_run(run: Path, configs: dict[str, DictConf
         assert told["evaluate"] and told["play"] and told["crossplay"]
 
 
-@pytest.mark.parametrize("name", OF_PAGES)
+@pytest.mark.parametrize("name", ["config.yaml", *OF_PAGES])
 def test_files_of_the_page_that_are_none(run: Path, name: str) -> None:
-    """The same of what only pages read."""
+    """By pages, which read most of a run."""
     whole = (run / name).read_bytes()
     for how, damage in DAMAGES.items():
         damage(run / name)
@@ -249,17 +249,12 @@ def changed(run: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     (run / "config.yaml").write_text(yaml.safe_dump(settings))
 
 
-EVIL = "runs.{run}.payload"
 PLACES: dict[str, Callable[[dict[str, Any], str], Any]] = {
     "loss": lambda settings, at: settings["loss"].update(x={"_target_": f"{at}.X", "weight": 1.0}),
-    "reward": lambda settings, at: settings["reward"].update(x={"_target_": f"{at}.X", "weight": 1.0}),
-    "a loss of the project": lambda settings, at: settings["loss"]["kl"].update(_target_=f"{at}.X"),
     "game": lambda settings, at: settings["env"].update(game=at),
-    "game beside": lambda settings, at: settings["env"].update(game=f"..{at}"),
     "env": lambda settings, at: settings["env"].update(_target_=f"{at}.X"),
     "algo": lambda settings, at: settings["algo"].update(_target_=f"{at}.X"),
     "player": lambda settings, at: settings["cast"]["negotiator"].update(player=at, partner=at, partners=1),
-    "base": lambda settings, at: settings["base"].update(players=at),
     "optimizer": lambda settings, at: settings["algo"]["update"].update(optimizer=f"{at}.X"),
 }
 
@@ -280,15 +275,15 @@ def test_nothing_of_a_folder_is_imported(
     changed(plain, lambda settings: PLACES[place](settings, "runs.evil.payload"))
     told = read_all(plain, configs, page=False)
     assert not marker.exists()
-    if place in ("loss", "reward", "a loss of the project"):  # whoever plays needs none of them
+    if place == "loss":  # whoever plays needs none
         assert told["evaluate"] == told["play"] == told["crossplay"] == ""
 
 
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        *((text, "env.contexts") for text in ("${oc.decode:${oc.env:SECRET}}", "x${env.game}", "${x}", "???", "${")),
-        *(("${oc.env:SECRET}", place) for place in ("env.contexts", "name", "loss.kl._target_", "base.lessons")),
+        *((text, "env.contexts") for text in ("${oc.decode:${oc.env:SECRET}}", "x${env.game}", "???")),
+        *(("${oc.env:SECRET}", place) for place in ("env.contexts", "loss.kl._target_", "base.lessons")),
     ],
 )
 def test_settings_of_a_folder_refer_to_nothing(
@@ -463,8 +458,8 @@ def test_values_of_other_kinds_are_refused_or_shown(run: Path, name: str) -> Non
     places = list(spots(data))
     (run / "episodes" / "trained.jsonl").unlink()
     (run / "episodes" / "base.jsonl").unlink()
-    for number, at in enumerate(places[:: max(len(places) // 20, 1)]):
-        for value in (..., VALUES[number % len(VALUES)], VALUES[(7 * number + 3) % len(VALUES)]):
+    for number, at in enumerate(places[:: max(len(places) // 12, 1)]):
+        for value in (..., VALUES[(7 * number + 3) % len(VALUES)]):
             new = altered(data, at, value)
             if name.endswith("jsonl") and not isinstance(new, list):
                 continue
@@ -479,26 +474,17 @@ def test_values_of_other_kinds_are_refused_or_shown(run: Path, name: str) -> Non
         lambda s: s["env"].update(contexts="/dev/zero"),
         lambda s: s["env"].update(contexts="{pipe}"),
         lambda s: s["env"].update(contexts="a\0b"),
-        lambda s: s["env"].update(contexts=["a"], split=3),
         lambda s: s["env"].update(game=""),
-        lambda s: s["env"].update(max_entries=10**15),
-        lambda s: s["env"].pop("style"),
         lambda s: s["eval"].update(env={"split": {"a": 1}}, seed=10**25),
         lambda s: s["eval"].update(cast={"negotiator": []}),
-        lambda s: s.update(cast={}),
         lambda s: s.update(cast={"captain": {"player": "base"}}),
-        lambda s: s["cast"].update(captain={"player": "learner"}),
         lambda s: s["algo"].update(context=10**15),
-        lambda s: s["algo"].update(max_new_tokens=True, iterations=10**15),
         lambda s: s["algo"].update(kind="pikl"),
-        lambda s: s["algo"].update(update=[]),
         lambda s: s["model"].update(kind="hf", name="http://localhost/x"),
         lambda s: s["init"].update(learner=["a"]),
-        lambda s: s["init"].update(learner="x" * 5000),
         lambda s: s.update(init=[1]),
-        lambda s: s["env"].update({"${x}": 1}),
     ],
-    ids=range(21),
+    ids=range(12),
 )
 def test_settings_of_other_kinds_are_refused_or_harmless(
     run: Path, configs: dict[str, DictConfig], change: Callable[[Any], Any]
@@ -510,18 +496,7 @@ def test_settings_of_other_kinds_are_refused_or_harmless(
     read_all(run, configs, page=False)
 
 
-@pytest.mark.parametrize(
-    "card",
-    [
-        {"base": "x" * 5000},
-        {"base": "a\0b"},
-        {"base": ["a"]},
-        {"base": "/dev/zero"},
-        {"game": 3},
-        {"game": "chess"},
-        {},
-    ],
-)
+@pytest.mark.parametrize("card", [{"base": "a\0b"}, {"base": "/dev/zero"}, {"game": 3}, {}])
 def test_cards_of_policies_of_other_kinds(run: Path, configs: dict[str, DictConfig], card: dict[str, Any]) -> None:
     own = read_json(run / "policy" / "policy.json")
     (run / "policy" / "policy.json").write_text(json.dumps({**own, **card} if card else {}))

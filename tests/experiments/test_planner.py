@@ -10,26 +10,32 @@ from omegaconf import DictConfig
 
 from experiments import evaluate, play
 from experiments.setup import entrants
-from experiments.setup.config import make, plain
 from experiments.setup.players import check_players, played_as, player_slots, seat_players
-from marl.agents.model import ModelAgent, PlayConfig
+from marl.agents.model import PlayConfig
 from marl.algorithms.ppo import PPOConfig
 from marl.algorithms.rl_pikl import RLPiklConfig
 from marl.common.errors import UserError
 from marl.metrics.stats import Metrics
 from marl.planning.planner import SLOTS, PlannerConfig, PlanningAgent
-from marl.report.transcripts import episode_to_json
-from marl.report.views import game_view
 from marl.rollout.cast import Seats, by_role
 from marl.rollout.games import env_maker
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import draw_games
 from marl.storage.checkpoint import save_policy
-from tests.composing import configure
+from tests.composing import cases, configure
 from tests.marl.models import tiny_policy
 from tests.marl.planners import negotiator
 
-SMALL = ["planner=pikl", "env=dond", "games=6", "concurrency=6", "progress=false", "threads=1", "model.context=1024"]
+SMALL = [
+    "planner=pikl",
+    "env=dond",
+    "env.max_entries=12",
+    "games=6",
+    "concurrency=6",
+    "progress=false",
+    "threads=1",
+    "model.context=1024",
+]
 
 
 def settings(*overrides: str) -> DictConfig:
@@ -42,20 +48,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("runs") / "small"
     save_policy(folder / "policy", negotiator(), {"game": "dond", "base": None})
     return str(folder)
-
-
-def test_the_file_has_the_defaults_of_the_class() -> None:
-    assert make(PlannerConfig, plain(settings().planner), "planner") == PlannerConfig()
-
-
-def test_the_first_player_plans_and_the_second_does_not(run: str, tmp_path: Path) -> None:
-    evaluate.main(settings(f"players=[{run},scripted]", "planner.lambdas=[0.3]", "games=16", f"out={tmp_path}"))
-    episodes = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
-    claims = [
-        (e["players"][t["agent"]], t) for e in episodes for t in e["turns"] if t["text"].startswith("[propose] (")
-    ]
-    assert {name for name, turn in claims if "planned" in turn} == {"small+plan"}
-    assert {name for name, turn in claims if "planned" not in turn and not turn["error"]} == {"scripted"}
 
 
 def test_against_itself_without_planning_it_has_another_name(run: str, tmp_path: Path) -> None:
@@ -125,49 +117,23 @@ def test_one_player_plans_in_all_its_seats(run: str, tmp_path: Path) -> None:
     assert set(json.loads(first)["players"].values()) == {"small+plan"}
 
 
-def test_reports_show_the_plan() -> None:
-    planner = PlanningAgent("p+plan", negotiator(), PlannerConfig(), "dond", slots=4, context=1024, max_new_tokens=24)
-    other = ModelAgent("p", negotiator(), slots=4, context=1024, max_new_tokens=24)
-    seats = {"player_0": planner, "player_1": other}
-    make_env = env_maker({"game": "dond", "style": "compact", "objective": 1.0, "max_entries": 12})
-    games = rollout(draw_games(3, 1, count=8), lambda game, env: seats, make_env, 4)
-    turns = [turn for e in games for turn in game_view(episode_to_json(e), "p")["turns"]]
-    shown = [turn for turn in turns if turn["plan"]]
-    assert shown and all(turn["text"].removeprefix("proposes ") in turn["plan"] for turn in shown)
-    assert all(turn["agent"] == "player_0" for turn in shown)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            ["players=[scripted,base]"],
-            r"players\[0\]=scripted\+plan: scripted has no policy to plan from; name a run's",
-        ),
-        (["players=[base,random+plan]"], r"players\[1\]=random\+plan: random has no policy to plan from"),
-        (["players=[base]", "planner.choose=own"], r"planner\.choose=own: only training notes plans without playing"),
-        (["players=[base]", "planner.partner=me"], r"planner\.partner=me: must be one of mirror, view"),
-        (["players=[base]", "planner.lambdas=[-0.1]"], r"planner\.lambdas=\(-0\.1,\): name at least one, each 0"),
-        (["players=[base]", "planner.lambdas=0.1"], r"planner\.lambdas=0\.1: must be a list"),
-        (["players=[base]", "planner.iterations=0"], r"planner\.iterations=0: must be 1 or more"),
-        (["players=[base]", "planner.mistake=much"], r"planner\.mistake=much: must be a number"),
-        (
-            ["players=[base]", "voices=[silence]"],
-            r"voices\[0\]=silence would make the proposals of players\[0\]=base\+plan",
-        ),
-    ],
-    ids=str,
-)
+@cases(r"""
+players=[scripted,base] | players\[0\]=scripted\+plan: scripted has no policy to plan from; name a run's
+players=[base,random+plan] | players\[1\]=random\+plan: random has no policy to plan from
+players=[base] planner.choose=own | planner\.choose=own: only training notes plans without playing
+players=[base] planner.partner=me | planner\.partner=me: must be one of mirror, view
+players=[base] planner.lambdas=[-0.1] | planner\.lambdas=\(-0\.1,\): name at least one, each 0
+players=[base] planner.lambdas=0.1 | planner\.lambdas=0\.1: must be a list
+players=[base] planner.iterations=0 | planner\.iterations=0: must be 1 or more
+players=[base] planner.mistake=much | planner\.mistake=much: must be a number
+players=[base] voices=[silence] | voices\[0\]=silence would make the proposals of players\[0\]=base\+plan
+""")
 def test_mistakes_are_refused_before_any_model(
-    overrides: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+    overrides: list[str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(entrants, "find_base", lambda *args: pytest.fail("a model was loaded"))
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=said):
         evaluate.main(settings(*overrides))
-
-
-def test_without_the_setting_nobody_plans() -> None:
-    assert settings("planner=none").planner is None
 
 
 def test_games_of_the_base_are_shared_only_by_runs_whose_others_play_alike(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_module
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from experiments import report, train
 from experiments.report import publish, told_apart, variants
@@ -18,7 +17,7 @@ from marl.common.files import csv_rows, joined_name
 from marl.metrics.tables import TableRow, read_table
 from marl.report.page import read_run
 from marl.report.runs import Run
-from tests.composing import BRIEF
+from tests.composing import BRIEF, cases, configure
 
 SMALL = [
     "env=among_us", "name=tiny", "progress=false", "threads=1", "base.games=12", "base.rows=16",
@@ -27,11 +26,6 @@ SMALL = [
     "algo.concurrency=8", "algo.max_new_tokens=6", "eval.games=4", "eval.every=2", "eval.final_games=8",
     *BRIEF,
 ]  # fmt: skip
-
-
-def configure(*overrides: str, command: str = "train") -> DictConfig:
-    with initialize_config_module("conf", version_base="1.3"):
-        return compose(command, overrides=list(overrides))
 
 
 WINS = {("full", 0): 0.25, ("full", 1): 0.5, ("game_only", 0): 0.125, ("game_only", 1): 0.25}
@@ -43,7 +37,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of finished runs: one that was trained, and copies of it as two arms of two seeds that won these shares
     of their eight games; one of them once more as if it had had shaping."""
     root = tmp_path_factory.mktemp("runs")
-    train.main(configure(*SMALL, "ablation=full", "seed=0", f"runs={root}"))
+    train.main(configure("train", *SMALL, "ablation=full", "seed=0", f"runs={root}"))
     (whole,) = root.glob("tiny-full-s0-????????")
     for (arm, seed), won in WINS.items():
         run = root / whole.name.replace("-full-s0-", f"-{arm}-s{seed}-")
@@ -69,7 +63,7 @@ def published(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("published")
     (folder / "published.csv").write_text("arm,mean,low,high,source\nRL,0.32,0.29,0.33,somewhere\n")
     page = folder / "page.html"
-    report.main(configure(f"runs={root}", "select=tiny-*", f"out={page}", f"publish={folder}", command="report"))
+    report.main(configure("report", f"runs={root}", "select=tiny-*", f"out={page}", f"publish={folder}"))
     return folder
 
 
@@ -101,6 +95,11 @@ def test_the_published_folder_is_whole(root: Path, published: Path) -> None:
     """Another variant of the game has files of its own; run cards say nothing of the machine."""
     names = {path.name for path in published.iterdir()}
     assert {"table.csv", "figure.svg", "curves.csv.gz", "table_shaping_0.2.csv", "figure_shaping_0.2.svg"} <= names
+    assert {"iqm.csv", "profiles.csv.gz", "bootstrap.csv"} <= names
+    iqm = {(row["arm"], row["metric"]): float(row["iqm"]) for row in csv_rows(published / "iqm.csv")}
+    table = by_name(read_table(published / "table.csv"))
+    assert {arm for arm, _ in iqm} == {"RL", "RL+L+S"}  # their base is one model
+    assert all(value == pytest.approx(table[key].mean, abs=1e-4) for key, value in iqm.items())  # of two none goes
     assert not {"equal_compute_shaping_0.2.csv", "iqm_shaping_0.2.csv"} & names  # one arm, one seed
     (row,) = read_table(published / "differences_shaping_0.2.csv")  # one seed: paired by game, of one metric
     assert (row.arm, row.metric, row.seeds, row.games) == ("RL - base", "game/win_rate/crewmates", 1, 16)
@@ -117,28 +116,6 @@ def test_the_published_folder_is_whole(root: Path, published: Path) -> None:
     assert "fill: #ffffff; stroke: #777777" in (published / "figure.svg").read_text()  # what the paper found
 
 
-def test_statistics_over_seeds_have_files_of_their_own(published: Path) -> None:
-    rows = csv_rows(published / "iqm.csv")
-    assert list(rows[0]) == ["arm", "metric", "iqm", "low", "high", "seeds", "games"]
-    table = by_name(read_table(published / "table.csv"))
-    assert {row["arm"] for row in rows} == {"RL", "RL+L+S"}  # their base is one model
-    for row in rows:  # of two seeds none is left out
-        assert float(row["iqm"]) == pytest.approx(table[row["arm"], row["metric"]].mean, abs=1e-4)
-    profiles = csv_rows(published / "profiles.csv.gz")
-    assert list(profiles[0]) == ["arm", "metric", "threshold", "share", "low", "high", "seeds"]
-    assert all(0 <= float(row["low"]) <= float(row["share"]) <= float(row["high"]) <= 1 for row in profiles)
-    resampled = by_name(read_table(published / "bootstrap.csv"))
-    difference = resampled.pop(("RL+L+S - RL", "game/win_rate/crewmates"))
-    wins = {arm: table[arm, "game/win_rate/crewmates"].mean for arm in ("RL", "RL+L+S")}
-    assert difference.mean == pytest.approx(wins["RL+L+S"] - wins["RL"], abs=1e-4)
-    assert difference.low <= difference.mean <= difference.high
-    assert (difference.seeds, difference.games) == (2, 32)
-    assert set(resampled) == {(arm, "game/win_rate/crewmates") for arm in ("RL", "RL+L+S")}
-    for key, row in resampled.items():
-        assert row.mean == pytest.approx(table[key].mean, abs=1e-4) and row.low <= row.mean <= row.high
-    assert not (published / "iqm_shaping_0.2.csv").exists()  # one seed
-
-
 def test_arms_are_compared_at_equal_compute(root: Path, published: Path) -> None:
     """Where the dearer arm has cost what the cheaper one has in all; the page says it too."""
     rows = by_name(read_table(published / "equal_compute.csv"))
@@ -152,7 +129,7 @@ def test_arms_are_compared_at_equal_compute(root: Path, published: Path) -> None
 
 
 def test_figures_are_drawn_again_from_what_is_published(published: Path, tmp_path: Path) -> None:
-    report.main(configure(f"data={published}", f"publish={tmp_path}", command="report"))
+    report.main(configure("report", f"data={published}", f"publish={tmp_path}"))
     names = {"figure.svg", "figure_shaping_0.2.svg"}
     assert {path.name for path in tmp_path.iterdir()} == names
     assert all((tmp_path / name).read_bytes() == (published / name).read_bytes() for name in names)
@@ -160,7 +137,7 @@ def test_figures_are_drawn_again_from_what_is_published(published: Path, tmp_pat
     (tmp_path / "table.csv").write_text("arm,metric,mean,low,high,seeds,games\n")
     for folder, said in ((tmp_path, "is damaged, or of another version"), (tmp_path / "no", "no published table")):
         with pytest.raises(UserError, match=said):
-            report.main(configure(f"data={folder}", command="report"))
+            report.main(configure("report", f"data={folder}"))
 
 
 RESULTS = Path(report.__file__).parent / "results"
@@ -177,7 +154,7 @@ SLOW = ("among_us_ablation", "dond_human", "dond_long", "dond_pikl")  # like don
     ],
 )
 def test_published_figures_are_those_of_the_published_data(table: str, tmp_path: Path) -> None:
-    report.main(configure(f"data={RESULTS / table}", f"publish={tmp_path}", command="report"))
+    report.main(configure("report", f"data={RESULTS / table}", f"publish={tmp_path}"))
 
     def content(path: Path) -> str:
         """Clipped areas are named after digests of their corners, whose last bits depend on numpy's version."""
@@ -187,23 +164,20 @@ def test_published_figures_are_those_of_the_published_data(table: str, tmp_path:
         assert content(path) == content(RESULTS / table / path.name)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["select=5"], "select=5: must be names of runs' folders"),
-        (["select=''"], "select=: must be names"),
-        (["select=[]"], r"select=\[\]: must be names"),
-        (["select=[tiny-*,'']"], r"select=\['tiny-\*', ''\]: must be names"),
-        (["select=/*"], r"select=/\*: must be names"),
-        (["select='a**'"], r"select=a\*\*: "),
-        (["where=full"], r"where=full: must be settings of runs by name, as in \{env.objective: 0\}"),
-        (["where={env.objectiv:0}"], "where.env.objectiv=0: no selected run has such a setting"),
-        (["where={arm:[ful]}"], r"where.arm=\['ful'\]: none of the selected runs has it; theirs: full, game_only"),
-    ],
-)
+@cases("""
+select=5 | select=5: must be names of runs' folders
+select='' | select=: must be names
+select=[] | select=\\[\\]: must be names
+select=[tiny-*,''] | select=\\['tiny-\\*', ''\\]: must be names
+select=/* | select=/\\*: must be names
+select='a**' | select=a\\*\\*:
+where=full | where=full: must be settings of runs by name, as in \\{env.objective: 0\\}
+where={env.objectiv:0} | where.env.objectiv=0: no selected run has such a setting
+where={arm:[ful]} | where.arm=\\['ful'\\]: none of the selected runs has it; theirs: full, game_only
+""")
 def test_what_selects_no_run_is_refused_in_one_line(overrides: list[str], said: str, root: Path) -> None:
     with pytest.raises(UserError, match=said) as error:
-        report.main(configure(f"runs={root}", *overrides, command="report"))
+        report.main(configure("report", f"runs={root}", *overrides))
     assert "\n" not in str(error.value)
 
 

@@ -1,4 +1,4 @@
-"""Runs from configuration to report, small enough for a test: what is written, resumed, repeated, refused."""
+"""Runs from configuration to report, small enough for a test: what is written, repeated, refused."""
 
 import json
 import os
@@ -10,53 +10,33 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import OmegaConf
-from safetensors.torch import load_file
 
-from experiments import evaluate, final_games, learning, report, train
-from experiments.setup import record
+from experiments import evaluate, final_games, train
 from experiments.setup.spec import run_spec
 from experiments.setup.stages import base_folder
 from marl.common.errors import UserError
-from marl.report.transcripts import read_episodes
 from marl.storage.checkpoint import folder_digest, newest_checkpoint, read_state, save_policy
 from marl.storage.folder import REFERENCE
-from tests.composing import DOND, configure, identity, run_folder
+from tests.composing import DOND, config_hash, configure, identity, run_folder
 from tests.marl.models import CHATML, hf_tokenizer, random_lm, save, tiny_policy
+from tests.runs import identical, lines, texts
 from tests.torture import LEARNED, always
 
 ONE = ("algo.iterations=1", "eval.games=0", "eval.final_games=2")
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, bases: Path) -> Path:
-    """The folder of a finished run."""
-    cfg = configure("train", *DOND, f"runs={tmp_path_factory.mktemp('runs')}", f"cache={bases}")
-    train.main(cfg)
-    for name in LEARNED["ppo"]:  # a run that learned nothing would be like any other
-        assert always(cfg, name), name
-    return run_folder(cfg)
-
-
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def same_weights(one: Path, other: Path) -> bool:
-    ours, theirs = (load_file(folder / "model.safetensors") for folder in (one, other))
-    return all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
-
-
 def test_a_run_leaves_what_the_readme_says(finished: Path) -> None:
+    for name in LEARNED["ppo"]:  # a run that learned nothing would be like any other
+        assert always(configure("train", *DOND, f"runs={finished.parent}"), name), name
     for name in ("config.yaml", "metrics.jsonl", "timing.jsonl", "evaluation.json", "run.json", "report.html"):
         assert (finished / name).stat().st_size > 0, name
     metrics = lines(finished / "metrics.jsonl")
     assert [(m["phase"], m["iteration"]) for m in metrics] == [
         ("eval", 0), ("train", 1), ("eval", 1), ("train", 2), ("eval", 2)
     ]  # fmt: skip
-    trained = metrics[1]
-    for name in ("loss/policy", "loss/value", "loss/entropy", "loss/kl", "loss/listening", "loss/world_model"):
-        assert name in trained
-    assert {"reward/game", "reward/speaking", "belief/accuracy", "game/score", "update/approx_kl"} <= trained.keys()
+    terms = ("policy", "value", "entropy", "kl", "listening", "world_model")
+    assert {*(f"loss/{name}" for name in terms), "reward/game", "reward/speaking", "belief/accuracy", "game/score",
+            "update/approx_kl"} <= metrics[1].keys()  # fmt: skip
     assert not any(name.startswith(("speed/", "time/")) for m in metrics for name in m)
     assert {"speed/tokens_per_second", "speed/games_per_second", "speed/update_tokens_per_second"} <= lines(
         finished / "timing.jsonl"
@@ -99,6 +79,10 @@ def test_a_finished_run_needs_nothing_but_its_folder(
     (run_folder(cfg) / "config.yaml").write_text(text)
     assert train.main(cfg) == run_folder(cfg)
     assert "is done" in (said := capsys.readouterr().out) and "lacks" not in said
+    (run_folder(cfg) / "config.yaml").write_text(text.replace("  games: 4\n", "  games: 999\n"))
+    with pytest.raises(UserError, match=r"config\.yaml was edited \(algo\.games=999, here 4\)"):
+        train.main(cfg)
+    (run_folder(cfg) / "config.yaml").write_text(text)
     (run_folder(cfg) / "policy" / "model.safetensors").unlink()
     train.main(cfg)
     assert "its policy lacks model.safetensors, which a new run would make" in capsys.readouterr().out
@@ -126,8 +110,8 @@ def test_a_reference_that_an_attempt_left_does_not_stand_for_another_base(bases:
 
 @pytest.mark.usefixtures("no_pages")
 def test_the_same_configuration_gives_the_same_run(finished: Path, bases: Path, tmp_path: Path) -> None:
-    """On a CPU also where deterministic algorithms are asked for, which is no other configuration."""
-    cfg = configure("train", *DOND, "deterministic=true", f"runs={tmp_path}", f"cache={bases}")
+    """With W&B beside it, and with deterministic algorithms, of which a CPU has no others."""
+    cfg = configure("train", *DOND, "deterministic=true", "tracker=wandb", f"runs={tmp_path}", f"cache={bases}")
     train.main(cfg)
     assert torch.are_deterministic_algorithms_enabled() and os.environ["CUBLAS_WORKSPACE_CONFIG"]
     train.main(configure("train", *DOND, f"runs={finished.parent}", f"cache={bases}"))  # done; the mode ends
@@ -136,6 +120,7 @@ def test_the_same_configuration_gives_the_same_run(finished: Path, bases: Path, 
     assert json.loads((again / "run.json").read_text())["deterministic"] is True
     assert again.name == finished.name
     assert (again / "metrics.jsonl").read_text() == (finished / "metrics.jsonl").read_text()
+    assert [path.name.rpartition("-")[2] for path in again.glob("wandb/offline-run-*")] == [config_hash(cfg)]
 
 
 @pytest.mark.usefixtures("no_pages")
@@ -151,13 +136,14 @@ def test_what_is_only_measured_changes_nothing_that_is_learned(finished: Path, b
     assert ours == others and len(ours) > 1
     in_a_file = configure("train", *DOND, *measured[:-1], "loss.world_model=null", f"runs={tmp_path}", f"cache={bases}")
     assert run_folder(in_a_file) == run_folder(cfg) and run_spec(in_a_file) == run_spec(cfg)
-    assert same_weights(run_folder(cfg) / "policy", finished / "policy")
+    assert identical(run_folder(cfg) / "policy", finished / "policy")
 
 
 @pytest.mark.usefixtures("no_pages")
 def test_an_arm_does_not_play_its_bases_games_again(
     finished: Path, bases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """How many stand side by side in a pass shows in their last digits, so those of another concurrency are others."""
     measured: list[str] = []
     measure = final_games.measure
 
@@ -166,37 +152,14 @@ def test_an_arm_does_not_play_its_bases_games_again(
         measure(work, folder, name, *rest)
 
     monkeypatch.setattr(final_games, "measure", noting)
-    cfg = configure("train", *DOND, "ablation=game_only", "algo.iterations=1", f"runs={tmp_path}", f"cache={bases}")
-    train.main(cfg)
+    arm = ("ablation=game_only", "algo.iterations=1", f"runs={tmp_path}", f"cache={bases}")
+    made = train.main(configure("train", *DOND, *arm))
     assert measured == ["trained"]
-    ours, other = (json.loads((run / "evaluation.json").read_text()) for run in (run_folder(cfg), finished))
+    ours, other = (json.loads((run / "evaluation.json").read_text()) for run in (made, finished))
     assert ours["conditions"]["base"] == other["conditions"]["base"]
     assert ours["conditions"]["trained"] != other["conditions"]["trained"]
-
-
-@pytest.mark.usefixtures("no_pages")
-def test_a_stopped_run_ends_as_if_it_never_was(
-    finished: Path, bases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cfg = configure("train", *DOND, f"runs={tmp_path}", f"cache={bases}")
-    whole = learning.save_training
-
-    def stopping(folder: Path, iteration: int, *rest: object) -> None:
-        if iteration == 2:
-            raise KeyboardInterrupt
-        monkeypatch.setattr(record, "git_commit", lambda: "new code")
-        whole(folder, iteration, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(learning, "save_training", stopping)
-    monkeypatch.setattr(record, "git_commit", lambda: "old code")
-    with pytest.raises(KeyboardInterrupt):
-        train.main(cfg)
-    monkeypatch.setattr(learning, "save_training", whole)
-    train.main(cfg)
-    again = run_folder(cfg)
-    assert (again / "metrics.jsonl").read_text() == (finished / "metrics.jsonl").read_text()
-    assert same_weights(again / "policy", finished / "policy")
-    assert json.loads((again / "run.json").read_text())["git_commit"] == "old code, new code"
+    train.main(configure("train", *DOND, *arm, "algo.concurrency=3"))
+    assert sorted(measured) == ["base", "trained", "trained"]
 
 
 def test_evaluating_a_run_against_scripts(
@@ -212,8 +175,8 @@ def test_evaluating_a_run_against_scripts(
     told: list[tuple[list[int], list[list[str]]]] = []
     for sampling in ("null", "1", "1"):
         evaluate.main(configure("evaluate", "players=[random]", f"sampling={sampling}", *common))
-        games = read_episodes(tmp_path / "episodes.jsonl")
-        told.append(([game["seed"] for game in games], [[turn["text"] for turn in game["turns"]] for game in games]))
+        games = tmp_path / "episodes.jsonl"
+        told.append(([game["seed"] for game in lines(games)], texts(games)))
     own, other, again = told
     assert other[0] == own[0] and other[1] != own[1] and again == other
     assert json.loads((tmp_path / "evaluation.json").read_text())["about"]["sampling"] == 1
@@ -223,32 +186,20 @@ def test_evaluating_a_run_against_scripts(
         evaluate.main(configure("evaluate", "players=[nobody]", *common))
 
 
-def test_publishing_a_table(finished: Path, tmp_path: Path) -> None:
-    report.main(
-        configure("report", f"runs={finished.parent}", "select=*", f"out={tmp_path / 'r.html'}", f"publish={tmp_path}")
-    )
-    header, *rows = (tmp_path / "table.csv").read_text().splitlines()
-    assert header == "arm,metric,mean,low,high,seeds,games"
-    assert rows and all(row.count(",") == 6 and ",," not in row for row in rows)
-    assert {"figure.svg", "curves.csv.gz", "per_seed.csv.gz", "cards.jsonl"} <= {p.name for p in tmp_path.iterdir()}
-    with pytest.raises(UserError, match="select="):
-        report.main(configure("report", f"runs={tmp_path}", "select=none-*"))
-
-
 @pytest.mark.usefixtures("no_pages")
 @pytest.mark.parametrize(
     "overrides",
     [
         ["algo=filtered_bc", "algo.keep=all"],
         ["algo.credit.speech=common", "cast.negotiator={partner: base, partners: 0.5}", "loss.world_model.weight=0.1",
-         "model.critic=privileged", "algo.update.optimizer=muon", "algo.update.learning_rate=1e-3"],
+         "model.critic=privileged", "algo.update.optimizer=muon", "loss=plan", "loss.plan.weight=0",
+         "algo.planner.iterations=5", "algo.planner.lambdas=[0.3]"],
         ["algo.credit.speech=separate_only", "cast.negotiator={partner: scripted, partners: 0.9}",
          "reward.speaking.listeners=all", "env.objective=-1", "reward.speaking.of=log_probability",
          "loss.kl.estimator=k3"],
-        ["~loss.kl", "~reward.speaking", "loss.imitation.weight=1", "algo.update.rows=3", "algo.update.optimizer=sgd"],
-        ["algo.temperature=0.7", "algo.update.target_kl=0.01", "algo.update.epochs=2", "eval.temperature=0"],
+        ["~loss.kl", "~reward.speaking", "loss.imitation.weight=1", "algo.update.rows=3", "algo.update.optimizer=sgd",
+         "algo.temperature=0.7", "algo.update.target_kl=0.01", "algo.update.epochs=2", "eval.temperature=0"],
         ["algo=pikl", "algo.planner.iterations=5", "cast.negotiator={partner: base+plan, partners: 0.5}"],
-        ["loss=plan", "loss.plan.weight=0", "algo.planner.iterations=5", "algo.planner.lambdas=[0.3]"],
     ],
 )  # fmt: skip
 def test_every_setting_trains(overrides: list[str], bases: Path, tmp_path: Path) -> None:
@@ -277,7 +228,7 @@ def test_an_iteration_without_the_learner_teaches_nothing(algo: str, bases: Path
     run = run_folder(cfg)
     rows = [row for row in lines(run / "metrics.jsonl") if row["phase"] == "train"]
     assert [row["iteration"] for row in rows] == [1, 2] and "update/grad_norm" not in rows[0]
-    assert same_weights(base_folder(run), run / "policy")
+    assert identical(base_folder(run), run / "policy")
 
 
 @pytest.mark.usefixtures("no_pages")
@@ -298,7 +249,7 @@ def test_games_that_outgrow_the_context_are_given_up_and_counted(algo: str, base
 @pytest.mark.usefixtures("no_pages")
 @pytest.mark.filterwarnings("ignore:.* reads whole streams again")
 @pytest.mark.parametrize(
-    "architecture", ["qwen3", "mistral", "mamba2", pytest.param("gpt_neo", marks=pytest.mark.slow)]
+    "architecture", ["qwen3", "mamba2", *(pytest.param(a, marks=pytest.mark.slow) for a in ("mistral", "gpt_neo"))]
 )
 def test_any_causal_model_goes_through_the_same_loop(
     architecture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -321,40 +272,26 @@ def test_any_causal_model_goes_through_the_same_loop(
     assert "train the model on scripted games first, by base=scripted" in said
 
 
-@pytest.mark.usefixtures("no_pages")
-def test_games_of_the_base_are_those_that_a_run_would_have_played(bases: Path, tmp_path: Path) -> None:
-    """How many stand side by side in a pass shows in their last digits, so that no other run's games are taken."""
-    kept = [set(bases.glob("*/evaluations/*/evaluation.json"))]
-    for concurrency in (3, 3, 2):
-        own = (f"algo.concurrency={concurrency}", "eval.seed=11", f"arm=a{len(kept)}", f"runs={tmp_path}")
-        train.main(configure("train", *DOND, *ONE, *own, f"cache={bases}"))
-        kept.append(set(bases.glob("*/evaluations/*/evaluation.json")))
-    assert [len(each) - len(kept[0]) for each in kept] == [0, 1, 1, 2]
-
-
 def test_the_folder_of_a_run_follows_from_the_run_that_its_pattern_finds(finished: Path) -> None:
     cfg = configure("train", f"runs={finished.parent}", f"init.learner={finished.name[:-2]}*")
     named = configure("train", f"runs={finished.parent}", f"init.learner={finished.name}")
     assert run_folder(cfg) == run_folder(named)
 
 
-def test_a_damaged_run_card_is_named(bases: Path, tmp_path: Path) -> None:
-    cfg = configure("train", *DOND, f"runs={tmp_path}", f"cache={bases}")
-    run_folder(cfg).mkdir()
-    (run_folder(cfg) / "run.json").write_text('{"run": ')
-    with pytest.raises(UserError, match=r"run\.json: expected one JSON object"):
-        train.main(cfg)
-    assert [path.name for path in run_folder(cfg).iterdir()] == ["run.json"]
-
-
-def test_a_policy_that_does_not_say_its_game_is_refused(bases: Path, tmp_path: Path) -> None:
-    (tmp_path / "run" / "policy").mkdir(parents=True)
-    (tmp_path / "run" / "policy" / "policy.json").write_text('{"gane": "dond"}')
-    with pytest.raises(UserError, match=r"policy\.json does not say of which game it is"):
-        train.main(configure("train", *DOND, f"init.learner={tmp_path / 'run'}", f"runs={tmp_path}", f"cache={bases}"))
-
-
-def test_an_unwritable_cache_is_refused_before_the_base_is_trained(tmp_path: Path) -> None:
+def test_what_cannot_be_begun_is_named(bases: Path, tmp_path: Path) -> None:
+    """A damaged run card, a policy that does not say its game, a cache that cannot be written."""
+    own = (*DOND, f"runs={tmp_path}")
+    run = run_folder(configure("train", *own))
+    run.mkdir()
+    (run / "run.json").write_text('{"run": ')
+    (tmp_path / "other" / "policy").mkdir(parents=True)
+    (tmp_path / "other" / "policy" / "policy.json").write_text('{"gane": "dond"}')
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"cache=.*cannot be written"):
-        train.main(configure("train", *DOND, f"runs={tmp_path / 'runs'}", f"cache={tmp_path / 'file' / 'bases'}"))
+    for given, said in (
+        ((f"cache={bases}",), r"run\.json: expected one JSON object"),
+        ((f"cache={bases}", f"init.learner={tmp_path / 'other'}"), r"policy\.json does not say of which game it is"),
+        ((f"cache={tmp_path / 'file' / 'bases'}", "seed=1"), r"cache=.*cannot be written"),
+    ):
+        with pytest.raises(UserError, match=said):
+            train.main(configure("train", *own, *given))
+    assert [path.name for path in run.iterdir()] == ["run.json"]

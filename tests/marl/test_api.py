@@ -10,20 +10,12 @@ import pytest
 import marl
 from marl.common.errors import UserError
 from marl.types import Belief
-from tests.composing import DOND
 from tests.marl.episodes import deal_game
 
-SMALL = ("env=dond", *DOND[1:], "algo.iterations=1", "eval.games=0")
 
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return marl.train(*SMALL, f"runs={tmp_path_factory.mktemp('runs')}")
-
-
-def test_players_of_a_run_play_games_that_can_be_looked_at(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    players = marl.load(run)
-    assert set(players) == {"trained", "base"} and players.env["game"] == "dond" and players.run == run
+def test_players_of_a_run_play_games_that_can_be_looked_at(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    players = marl.load(finished)
+    assert set(players) == {"trained", "base"} and players.env["game"] == "dond" and players.run == finished
     episodes = marl.play(players.env, [players["trained"], players["base"]], 3, seed=2)
     assert [sorted(e.players.values()) for e in episodes] == [["base", "trained"]] * 3
     assert len({e.seed for e in episodes}) == 3
@@ -69,8 +61,8 @@ def test_beliefs_influence_and_credit_are_those_of_the_record() -> None:
         (lambda run: edit(run / "config.yaml", "max_entries", "most_entries"), "another version of this project"),
     ],
 )
-def test_other_folders_are_refused(damage, said: str, run: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    shutil.copytree(run, tmp_path / "copy")
+def test_other_folders_are_refused(damage, said: str, finished: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    shutil.copytree(finished, tmp_path / "copy")
     damage(tmp_path / "copy")
     with pytest.raises(UserError, match=said):
         marl.load(tmp_path / "copy")
@@ -82,7 +74,7 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-def test_mistakes_are_one_sentence(run: Path) -> None:
+def test_mistakes_are_one_sentence(finished: Path) -> None:
     for bad, said in (
         (("env.foo=1",), "not a setting"),
         (("seed=0,1",), "several values"),
@@ -99,7 +91,7 @@ def test_mistakes_are_one_sentence(run: Path) -> None:
         marl.play("dond", {"crewmate": "scripted"})
     with pytest.raises(AttributeError, match="has no attribute"):
         _ = marl.nothing  # type: ignore[attr-defined]
-    assert json.loads((run / "run.json").read_text())["arm"] == "custom"
+    assert json.loads((finished / "run.json").read_text())["arm"] == "custom"
 
 
 def test_every_public_name_is_documented() -> None:

@@ -21,7 +21,7 @@ from marl.metrics.stats import Interval
 from marl.rollout.games import scripts_module
 from marl.rollout.seeds import Seeds
 from marl.types import Episode, Payment
-from tests.composing import DOND, SMALL, config_hash, configure, identity, run_folder
+from tests.composing import DOND, SMALL, cases, config_hash, configure, identity, run_folder
 from tests.experiments.setup.test_presets import OWN
 from tests.marl.episodes import aborted_game, deal_game, failed_game
 
@@ -96,41 +96,23 @@ def test_games_that_nothing_can_be_learned_from_are_told(capsys: pytest.CaptureF
     out_of_reach = hopeless(refused, capsys, "model=hf", "model.name=PATH")
     assert out_of_reach.endswith("Stop this run and train the model on scripted games first, by base=scripted.\n")
     assert "base.epochs=12" in hopeless(refused, capsys, "base=human", "data.dond=DIR")
+    assert not hopeless(failed, capsys, "ablation=listening_only")  # which needs no reward of the game
+    # Replies that found no room are empty, and refused: a base of more games would not help.
+    long = replace(refused[0], turns=tuple(replace(t, start=9, reply_ids=()) for t in refused[0].turns))
+    told = "100% of the learner's replies find no room in its context. Stop this run and give it more, by "
+    assert told in hopeless([long], capsys)
 
 
-def test_a_learner_that_does_not_play_for_the_games_reward_needs_none(capsys: pytest.CaptureFixture[str]) -> None:
-    failed = [failed_game(i) for i in range(20)]
-    assert hopeless(failed, capsys, "ablation=full") and not hopeless(failed, capsys, "ablation=listening_only")
-
-
-def test_games_that_outgrow_the_context_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """Not that the replies are refused, which are empty: a base of more games would not help."""
-    game = aborted_game()
-    long = replace(game, turns=tuple(replace(t, start=9, reply_ids=()) for t in game.turns))
-    assert "100% of the learner's replies find no room in its context. Stop this run and give it more, by " in hopeless(
-        [long], capsys
-    )
-
-
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (
-            ["algo=filtered_bc", "reward.speaking.weight=0.5"],
-            "reward.speaking.weight=0.5: algo=filtered_bc learns nothing",
-        ),
-        (["algo=pikl", "loss.imitation.weight=0.3"], "loss.imitation.weight=0.3: algo=pikl imitates plans"),
-        (["algo=pikl", "reward.speaking.weight=2"], "reward.speaking.weight=2: algo=pikl learns nothing"),
-        (["algo=filtered_bc", "algo.update.target_kl=0.1"], "algo.update.target_kl=0.1: how far"),
-        (["~loss.policy", "algo.update.target_kl=0.1"], "algo.update.target_kl=0.1: how far"),
-        (
-            ["base=human", "data.dond=DIR", "base.players=careful"],
-            "base.players=careful: base=human learns from people",
-        ),
-        (["base.epochs=12"], "base.epochs=12: base=scripted does not read it"),
-        (["base.permute_items=true"], "base.permute_items=True: base=scripted does not read it"),
-    ],
-)
+@cases("""
+algo=filtered_bc reward.speaking.weight=0.5 | reward.speaking.weight=0.5: algo=filtered_bc learns nothing
+algo=pikl loss.imitation.weight=0.3 | loss.imitation.weight=0.3: algo=pikl imitates plans
+algo=pikl reward.speaking.weight=2 | reward.speaking.weight=2: algo=pikl learns nothing
+algo=filtered_bc algo.update.target_kl=0.1 | algo.update.target_kl=0.1: how far
+~loss.policy algo.update.target_kl=0.1 | algo.update.target_kl=0.1: how far
+base=human data.dond=DIR base.players=careful | base.players=careful: base=human learns from people
+base.epochs=12 | base.epochs=12: base=scripted does not read it
+base.permute_items=true | base.permute_items=True: base=scripted does not read it
+""")
 def test_what_would_change_nothing_is_refused(overrides: list[str], said: str) -> None:
     """Or runs of several names would be one and the same."""
     with pytest.raises(UserError, match=f"^{re.escape(said)}"):
@@ -153,149 +135,111 @@ def test_what_is_read_is_kept() -> None:
     assert spec_of("algo.update.target_kl=0.1").algo.update.target_kl == 0.1
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["env.objective=3"], "env.objective must be a number from -1 to 1"),
-        (["env.contexts=missing.txt"], "env.contexts=missing.txt: the file cannot be read"),
-        (["base=human", "data.dond=/nonexistent"], "data.dond=/nonexistent: "),
-        (["cast.negotiator={partner: nobody, partners: 0.1}"], "There is no scripted negotiator 'nobody'"),
-        (["cast.negotiator.partners=2"], "cast.negotiator.partners=2: leaves no seat to learner, who learns"),
-        (["eval.cast.negotiator.partners=2"], "cast.negotiator.partners=2: leaves no seat to learner, who learns"),
-        (["algo.alternate=5"], "algo.alternate=5: learner learns alone; must be 0"),
-        (["cast.negotiator.partners=2.5"], "cast.negotiator.partners=2.5: there are only 2 seats of this role"),
-        (["cast.negotiator.partners=-1"], "partners=-1.0: must not be negative"),
-        (["cast.negotiator.pool=-1"], "pool=-1: must not be negative"),
-        (["cast.negotiator.pool=2"], "cast.negotiator.pool=2: past selves hold no seat; set cast.negotiator.partners"),
-        (["cast.negotiator.pick=best"], "pick=best: must be one of uniform, wins"),
-        (
-            ["env=among_us", "cast.imposter.pool=2", "cast.imposter.partners=0.5"],
-            "pool=2: base does not learn, so it has no past selves; must be 0",
-        ),
-        (["+eval.cast.negotiator.pool=2"], "eval.cast.negotiator.pool=2: past selves play in training"),
-        (
-            ["cast.negotiator.player=base"],
-            "cast.negotiator.player=base: nobody learns; let one of them be learner or rival",
-        ),
-        (["+cast.mediator.player=base"], "it names the roles negotiator, mediator; the game's are negotiator"),
-        (["algo=pikl", "algo.planner.lambdas=[-1]"], r"algo\.planner\.lambdas=\(-1\.0,\): name at least one, each 0"),
-        (["algo=pikl", "algo.planner.choose=own"], "algo.planner.choose=own: with algo=pikl plans are played"),
-        (["algo=pikl", "~loss.plan"], "loss.plan is missing: with algo=pikl"),
-        (
-            ["algo=pikl", "cast.negotiator={player: learner, partner: rival, partners: 1}"],
-            "algo=pikl trains one learner, and the cast has learner, rival; use algo=ppo",
-        ),
-        (
-            ["loss=plan", "algo.planner.choose=best"],
-            "algo.planner.choose=best: PPO learns from the policy's own samples",
-        ),
-        (["loss=plan", "algo=filtered_bc"], "loss=plan: algo=filtered_bc imitates games as they were played; drop it"),
-        (
-            ["algo=filtered_bc", "loss.kl.estimator=k2"],
-            "loss.kl.estimator=k2: algo=filtered_bc does not learn from plain",
-        ),
-        (
-            ["env=among_us", "algo=pikl", "algo.planner.mistake=0.5"],
-            "algo.value=plan: with env.imposters=1 and algo.planner.mistake=0.5 a plan does not say",
-        ),
-        (["algo=pikl", "loss.kl.estimator=k3"], "loss.kl.estimator=k3: algo=pikl does not learn from plain samples"),
-        (["loss=plan", "loss.plan.form=l2"], "loss.plan.form=l2: must be one of cross_entropy, kl"),
-        (
-            ["cast.negotiator.partner=scripted+plan", "cast.negotiator.partners=1"],
-            "scripted has no policy to plan from",
-        ),
-        (["algo.alternate=-1"], "algo.alternate=-1: must not be negative"),
-        (["algo.concurrency=0"], "algo.concurrency=0: must be at least 1"),
-        (["algo.temperature=0"], "algo.temperature=0.0: must be above 0"),
-        (["algo.update.minibatches=0"], "algo.update.minibatches=0: must be at least 1"),
-        (["algo.imitate=best"], "algo.imitate=best"),
-        (["eval.final_games=0"], "eval.final_games=0: must be at least 1"),
-        (["checkpoint.every=0"], "checkpoint.every=0: must be at least 1"),
-        (["seed=-1"], "seed=-1: must be a whole number"),
-        (["model.critic=oracle"], "model.critic=oracle: must be one of private, privileged"),
-        (["reward.speaking.listeners=none"], "reward.speaking.listeners=none: must be one of others, all"),
-        (["loss.kl.estimator=k9"], "loss.kl.estimator=k9"),
-        (["algo.credit.speech=both"], "algo.credit.speech=both"),
-        (["algo.credit.gamma=1.5"], r"algo.credit.gamma=1.5: must lie in \[0, 1\]"),
-        (["algo.games=1.5"], "algo.games=1.5: must be a whole number"),
-        (["reward.speaking.weight=much"], "reward.speaking.weight=much: must be a number"),
-        (["reward.speaking._target_=marl.Nothing"], "there is no such class. Is its folder on PYTHONPATH?"),
-        (["reward.speaking._target_=nowhere.Term"], "there is no such class. Is its folder on PYTHONPATH?"),
-        (["base=human"], "data.dond=DIR"),
-        (["data.dond=somewhere"], "data.dond=somewhere: base=scripted does not read it; drop one, or take"),
-        (["base=none"], "base=none: a model from scratch knows no word yet"),
-        (["base.data=humans"], "base.data=humans: must be one of scripted, human, none"),
-        (["loss.listening.votes=1"], "loss.listening.votes=1: nobody votes in env.game=dond; must be 0"),
-        (["loss.listening.renamed=true"], "loss.listening.renamed=true: env.game=dond has no names that can stand"),
-        (["base.lessons=[{players:nobody,steps:5}]"], r"base.lessons\[0\]: There is no scripted negotiator 'nobody'"),
-        (["base.lessons=[{players:random}]"], r"base.lessons\[0\].steps is missing"),
-        (["base.lessons=[[random,5]]"], r"base.lessons\[0\]=\['random', 5\]: must be settings of Lesson: "),
-        (["base.lessons=[{players:random,steps:0.5}]"], r"base.lessons\[0\].steps=0.5: must be a whole number"),
-        (
-            ["env=among_us", "base.lessons=[{players:random,steps:1,env:{players:9}}]"],
-            r"base.lessons\[0\]: env.players",
-        ),
-        (["base.players=nobody"], "base.players: There is no scripted negotiator 'nobody'"),
-        (["base=human", "base.lessons=[{players:random,steps:5}]"], "only scripted players answer; must be"),
-        (["base.rows=0"], "base.rows=0: must be at least 1"),
-        (["base.dropout=1.0"], "base.dropout=1.0: must lie in"),
-        (["base.seed=-1"], "base.seed=-1: must be from 0 to 9223372036854775807"),
-        (["base.seed=9223372036854775808"], "base.seed=9223372036854775808: must be at most"),
-        (["base.learning_rate=-0.5"], "base.learning_rate=-0.5: must not be negative"),
-        (["eval.temperature=1e-40"], "eval.temperature=1e-40: must be a number from 0.001 to 1,000.0, or 0"),
-        (["algo.temperature=-1"], "algo.temperature=-1.0: must be a number from 0.001"),
-        (["algo.update.learning_rate=1e39"], "algo.update.learning_rate=1e[+]39: must be a number from"),
-        (["loss.policy.choice=1e39"], "loss.policy.choice=1e[+]39: must be a number from"),
-        (["loss.policy.clip_coef=-1"], "loss.policy.clip_coef=-1.0: must be above 0"),
-        (["algo.update.target_kl=-1"], "algo.update.target_kl=-1.0: must not be negative"),
-        (["base.weight_decay=-0.5"], "base.weight_decay=-0.5: must not be negative"),
-        (["base.warmup=-1"], "base.warmup=-1.*: must not be negative"),
-        (["+base.vary.objective=[]"], r"base.vary.objective=\[\]: must name a value"),
-        (["algo.update.weight_decay=-0.5"], "weight_decay=-0.5, .*: the first two must not be negative"),
-        (["model.vocab_size=7"], "model.vocab_size=7: must be at least 400"),
-        (["model.kind=small"], "model.kind=small: must be one of tiny, hf"),
-        (["model.layers=0"], "model.layers=0: must be at least 1"),
-        (["model.layers=10000000"], "model.layers=10000000: must be at most 1,000,000"),
-        (["model.context=1000000000"], "model.context=1000000000: must be at most 1,000,000"),
-        (["model.vocab_size=1000000000"], "model.vocab_size=1000000000: must be at most 1,000,000"),
-        (["model.context=1e9"], r"model.context=1000000000.0: must be a whole number"),
-        (["model.hidden_size=1000000000000000000"], "model.hidden_size=1000000000000000000: must be at most 1,000,000"),
-        (["model.kv_heads=3"], "model.kv_heads=3: must divide model.heads=4"),
-        (["model.hidden_size=12"], "model.hidden_size=12: must be a multiple of 8"),
-        (
-            ["cast.negotiator={player: scripted, partner: learner, partners: 1}"],
-            "eval.cast: learner learns but does not play in evaluation",
-        ),
-        (["eval.cast.negotiator=5"], r"eval\.cast\.negotiator=5: must be a group of settings"),
-        (["base.lessons=[{players:random,steps:1,env:5}]"], r"base.lessons\[0\].env=5: must be a group of settings"),
-        (["base.vary.objective=5"], r"base.vary.objective=5: must be a list"),
-        (["threads=-1"], "threads=-1: must be a whole number, at least 1"),
-        (["threads=true"], "threads=True: must be a whole number"),
-        (["runs=null"], "runs=None: must be the name of a folder"),
-        (["name=a/b"], "name='a/b': must be a name that can be part of a folder's"),
-        (["arm=null"], "arm=None: must be a name"),
-        (["init.learner=true"], "init.learner=True: must be text, or null"),
-        (["base=human", "data.dond=5"], "data.dond=5: must be the name of a folder"),
-        (["algo.kind=[]"], r"algo.kind=\[\]: must be one of ppo, filtered_bc"),
-        (["env.game=null"], "env.game=None: must be the name of a game"),
-        (["cast.negotiator.partners=inf"], "cast.negotiator.partners=inf: must be a number from -1e[+]30 to 1e[+]30"),
-        (["loss.kl._target_=null"], "loss.kl=.* has no _target_: give the whole term, as conf/loss/default.yaml"),
-        (["model.name=/models/mine"], "model.name=/models/mine: the small model has no name. Add model=hf"),
-        (["loss.kl._target_=os.system"], "is no class of a loss, which is a dataclass with weight and reads"),
-        (["loss.kl._target_=marl.rewards.game.GameReward"], "is no class of a loss"),
-        (["reward.game._target_=marl.losses.kl.KLLoss"], "is no class of a reward"),
-        (["+loss.policy.reads=value"], r"loss\.policy\.reads='value': must be one of reply, values, "),
-        (["loss.listening.weight=-0.5"], r"loss\.listening\.weight=-0\.5: would learn the opposite; must be 0 "),
-        (["algo.context=4096"], "algo.context=4096 is more than the model can read"),
-        ([f"algo.context={10**30}"], f"algo.context={10**30}: must be at most 1,000,000"),
-        ([f"model.context={10**30}"], f"model.context={10**30}: must be at most 1,000,000"),
-        (["chat.url=[]"], "chat.url must be http"),
-        (
-            ["model=hf", "model.name=/nonexistent/model", "base=none"],
-            r"model\.name=/nonexistent/model: no tokenizer can be loaded",
-        ),
-    ],
-)
+@cases(r"""
+env.objective=3 | env.objective must be a number from -1 to 1
+env.contexts=missing.txt | env.contexts=missing.txt: the file cannot be read
+base=human data.dond=/nonexistent | data.dond=/nonexistent:
+cast.negotiator={partner:nobody,partners:0.1} | There is no scripted negotiator 'nobody'
+cast.negotiator.partners=2 | cast.negotiator.partners=2: leaves no seat to learner, who learns
+algo.alternate=5 | algo.alternate=5: learner learns alone; must be 0
+cast.negotiator.partners=2.5 | cast.negotiator.partners=2.5: there are only 2 seats of this role
+cast.negotiator.pool=-1 | pool=-1: must not be negative
+cast.negotiator.pool=2 | cast.negotiator.pool=2: past selves hold no seat; set cast.negotiator.partners
+cast.negotiator.pick=best | pick=best: must be one of uniform, wins
+env=among_us cast.imposter.pool=2 cast.imposter.partners=0.5 | pool=2: base does not learn, so it has no past selves; must be 0
++eval.cast.negotiator.pool=2 | eval.cast.negotiator.pool=2: past selves play in training
+cast.negotiator.player=base | cast.negotiator.player=base: nobody learns; let one of them be learner or rival
++cast.mediator.player=base | it names the roles negotiator, mediator; the game's are negotiator
+algo=pikl algo.planner.lambdas=[-1] | algo\.planner\.lambdas=\(-1\.0,\): name at least one, each 0
+algo=pikl algo.planner.choose=own | algo.planner.choose=own: with algo=pikl plans are played
+algo=pikl ~loss.plan | loss.plan is missing: with algo=pikl
+algo=pikl cast.negotiator={player:learner,partner:rival,partners:1} | algo=pikl trains one learner, and the cast has
+loss=plan algo.planner.choose=best | algo.planner.choose=best: PPO learns from the policy's own samples
+loss=plan algo=filtered_bc | loss=plan: algo=filtered_bc imitates games as they were played; drop it
+algo=filtered_bc loss.kl.estimator=k2 | loss.kl.estimator=k2: algo=filtered_bc does not learn from plain
+env=among_us algo=pikl algo.planner.mistake=0.5 | algo.value=plan: with env.imposters=1 and
+algo=pikl loss.kl.estimator=k3 | loss.kl.estimator=k3: algo=pikl does not learn from plain samples
+algo=pikl algo.planner.iterate=best | algo.planner.iterate=best: must be one of average, last
+algo=pikl algo.planner.others=me | algo.planner.others=me: must be one of plan, anchor
+algo=pikl algo.planner.belief=none | algo.planner.belief=none: must be one of listening, prior
+algo=pikl algo.planner.beta=[0.5,0.5] | algo.planner.beta=\(0\.5, 0\.5\): give 1 probabilities
+algo=pikl algo.gamma=2 | algo.gamma=2.0: must lie in \[0, 1\]
+algo=pikl algo.value=both | algo.value=both: must be one of plan, paid
+loss=plan loss.plan.floor=0 | loss.plan.floor=0.0: must lie between 0 and 1
+loss.entropy.over=all | loss.entropy.over=all: must be one of choice, speech, both
+loss.kl.over=all | loss.kl.over=all: must be one of choice, speech, both
+loss.policy.speech=-1 | loss.policy.speech=-1.0: must not be negative
+reward.speaking.of=odds | reward.speaking.of=odds: must be one of probability, log_probability
+loss=plan loss.plan.form=l2 | loss.plan.form=l2: must be one of cross_entropy, kl
+cast.negotiator.partner=scripted+plan cast.negotiator.partners=1 | scripted has no policy to plan from
+algo.concurrency=0 | algo.concurrency=0: must be at least 1
+algo.update.minibatches=0 | algo.update.minibatches=0: must be at least 1
+algo.imitate=best | algo.imitate=best
+eval.final_games=0 | eval.final_games=0: must be at least 1
+checkpoint.every=0 | checkpoint.every=0: must be at least 1
+seed=-1 | seed=-1: must be a whole number
+model.critic=oracle | model.critic=oracle: must be one of private, privileged
+reward.speaking.listeners=none | reward.speaking.listeners=none: must be one of others, all
+loss.kl.estimator=k9 | loss.kl.estimator=k9
+algo.credit.speech=both | algo.credit.speech=both
+algo.credit.gamma=1.5 | algo.credit.gamma=1.5: must lie in \[0, 1\]
+reward.speaking.weight=much | reward.speaking.weight=much: must be a number
+reward.speaking._target_=marl.Nothing | there is no such class. Is its folder on PYTHONPATH
+reward.speaking._target_=nowhere.Term | there is no such class. Is its folder on PYTHONPATH
+base=human | data.dond=DIR
+data.dond=somewhere | data.dond=somewhere: base=scripted does not read it; drop one, or take
+base=none | base=none: a model from scratch knows no word yet
+base.data=humans | base.data=humans: must be one of scripted, human, none
+loss.listening.votes=1 | loss.listening.votes=1: nobody votes in env.game=dond; must be 0
+loss.listening.renamed=true | loss.listening.renamed=true: env.game=dond has no names that can stand
+base.lessons=[{players:nobody,steps:5}] | base.lessons\[0\]: There is no scripted negotiator 'nobody'
+base.lessons=[{players:random}] | base.lessons\[0\].steps is missing
+env=among_us base.lessons=[{players:random,steps:1,env:{players:9}}] | base.lessons\[0\]: env.players
+base.players=nobody | base.players: There is no scripted negotiator 'nobody'
+base=human base.lessons=[{players:random,steps:5}] | only scripted players answer; must be
+base.dropout=1.0 | base.dropout=1.0: must lie in
+base.seed=-1 | base.seed=-1: must be from 0 to 9223372036854775807
+base.learning_rate=-0.5 | base.learning_rate=-0.5: must not be negative
+eval.temperature=1e-40 | eval.temperature=1e-40: must be a number from 0.001 to 1,000.0, or 0
+algo.temperature=-1 | algo.temperature=-1.0: must be a number from 0.001
+algo.update.learning_rate=1e39 | algo.update.learning_rate=1e[+]39: must be a number from
+loss.policy.choice=1e39 | loss.policy.choice=1e[+]39: must be a number from
+loss.policy.clip_coef=-1 | loss.policy.clip_coef=-1.0: must be above 0
+algo.update.target_kl=-1 | algo.update.target_kl=-1.0: must not be negative
+base.weight_decay=-0.5 | base.weight_decay=-0.5: must not be negative
+base.warmup=-1 | base.warmup=-1.*: must not be negative
++base.vary.objective=[] | base.vary.objective=\[\]: must name a value
+algo.update.weight_decay=-0.5 | weight_decay=-0.5, .*: the first two must not be negative
+model.vocab_size=7 | model.vocab_size=7: must be at least 400
+model.kind=small | model.kind=small: must be one of tiny, hf
+model.layers=0 | model.layers=0: must be at least 1
+model.layers=10000000 | model.layers=10000000: must be at most 1,000,000
+model.hidden_size=1000000000000000000 | model.hidden_size=1000000000000000000: must be at most 1,000,000
+model.kv_heads=3 | model.kv_heads=3: must divide model.heads=4
+model.hidden_size=12 | model.hidden_size=12: must be a multiple of 8
+cast.negotiator={player:scripted,partner:learner,partners:1} | eval.cast: learner learns but does not play in evaluation
+eval.cast.negotiator=5 | eval\.cast\.negotiator=5: must be a group of settings
+base.lessons=[{players:random,steps:1,env:5}] | base.lessons\[0\].env=5: must be a group of settings
+base.vary.objective=5 | base.vary.objective=5: must be a list
+threads=-1 | threads=-1: must be a whole number, at least 1
+name=a/b | name='a/b': must be a name that can be part of a folder's
+arm=null | arm=None: must be a name
+init.learner=true | init.learner=True: must be text, or null
+algo.kind=[] | algo.kind=\[\]: must be one of ppo, filtered_bc
+cast.negotiator.partners=inf | cast.negotiator.partners=inf: must be a number from -1e[+]30 to 1e[+]30
+loss.kl._target_=null | loss.kl=.* has no _target_: give the whole term, as conf/loss/default.yaml
+model.name=/models/mine | model.name=/models/mine: the small model has no name. Add model=hf
+loss.kl._target_=os.system | is no class of a loss, which is a dataclass with weight and reads
+loss.kl._target_=marl.rewards.game.GameReward | is no class of a loss
+reward.game._target_=marl.losses.kl.KLLoss | is no class of a reward
++loss.policy.reads=value | loss\.policy\.reads='value': must be one of reply, values,
+loss.listening.weight=-0.5 | loss\.listening\.weight=-0\.5: would learn the opposite; must be 0
+algo.context=4096 | algo.context=4096 is more than the model can read
+algo.context=1000000000000000000000000000000 | algo.context=1000000000000000000000000000000: must be at most 1,000,000
+model.context=1000000000000000000000000000000 | model.context=1000000000000000000000000000000: must be at most 1,000,000
+chat.url=[] | chat.url must be http
+model=hf model.name=/nonexistent/model base=none | model\.name=/nonexistent/model: no tokenizer can be loaded
+""")
 def test_bad_settings_are_refused_in_one_sentence(overrides: list[str], said: str, tmp_path: Path, bases: Path) -> None:
     small = [o for o in (DOND if "env=among_us" not in overrides else SMALL) if not o.startswith("model.")]
     with pytest.raises(UserError, match=said) as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file, save_file
 
@@ -22,7 +23,7 @@ from marl.metrics.tables import ArmRun
 from marl.planning.planner import PlannerConfig
 from marl.storage.checkpoint import folder_digest, load_policy, read_card, save_policy
 from marl.storage.folder import CARD, REFERENCE
-from tests.composing import BRIEF, composed_once, configure
+from tests.composing import BRIEF, cases, composed_once, configure
 
 SMALL = [
     "env=among_us", *BRIEF, "env.height=1", "env.walk_steps=1", "progress=false", "threads=1", "base.games=12",
@@ -401,63 +402,40 @@ def test_points_of_a_setting_share_a_panel() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("overrides", "named", "said"),
-    [
-        ([], {}, "the study small names none"),
-        (["select=none-*"], None, "select=none-*: no finished run in .* has such a name"),
-        (["where={env.shape: 0}"], None, "where.env.shape=0: no selected run has such a setting; the nearest"),
-        (["where={seed: 5}"], None, "where.seed=5: none of the selected runs has it; theirs: 0, 1"),
-        (["arms=[fulll]"], None, "is of arm fulll; there are full, game_only"),
-        (["reference=usual"], None, "reference=usual: must be one of the conditions, as_trained, "),
-        (["games=0"], None, "games=0: must be a whole number, at least 1"),
-        (["metrics=[game/wins]"], None, "game/wins is no metric"),
-        (["published=missing.csv"], None, "published=missing.csv: the file cannot be read"),
-        ([], {"a": 3}, "conditions.a=3: must be a group of settings"),
-        (
-            [],
-            {"a": {"envv": {}}},
-            "conditions.a: .*envv is no setting.*known: cast, env, iteration, planner, temperature, voices",
-        ),
-        ([], {"a": {"env": 3}}, "conditions.a: condition.env=3: must be a group of settings"),
-        ([], {"a": {"env": {"player": 4}}}, "conditions.a: env.*player"),
-        ([], {"a": {"env": {"players": 9}}}, "conditions.a: env.players must be a whole number from 4 to 7"),
-        ([], {"a": {"planner": {"lambdas": [-1]}}}, r"conditions.a: planner.lambdas=.*name at least one, each 0"),
-        ([], {"a": {"planner": {"choose": "own"}}}, "conditions.a: planner.choose=own: only training notes plans"),
-        (
-            [],
-            {"a": {"planner": {}, "voices": {"crewmate": "base"}}},
-            "conditions.a: planner, voices=.*a player that plans sends its own messages",
-        ),
-        ([], {"a": {"iteration": -1}}, "conditions.a: iteration=-1: must be at least 0"),
-        (
-            [],
-            {"a": {"iteration": 7}},
-            "conditions.a: iteration=7: tiny-.* has its learner after 0, 1; checkpoint.every",
-        ),
-        ([], {"a": {"temperature": -1}}, "conditions.a: temperature=-1.0"),
-        ([], {"a": {"cast": {"imposter": "careful"}}}, "conditions.a: cast.imposter=careful: must be a group"),
-        (
-            [],
-            {"a": {"cast": {"imposter": {"player": "nobody"}}}},
-            "conditions.a: cast.imposter: nobody is none of learner",
-        ),
-        ([], {"a": {"cast": {"imposter": {"player": "rival"}}}}, "conditions.a: cast: there is no rival in"),
-        ([], {"a": {"cast": {"crewmate": {"partners": 7}}}}, "conditions.a: cast.crewmate.partners=7"),
-        ([], {"a": {"voices": {"pilot": "base"}}}, "conditions.a: voices.pilot=base: there is no such role"),
-        ([], {"a": {"voices": {"crewmate": "loud"}}}, "conditions.a: voices.crewmate=loud: must be learner, base"),
-        (
-            [],
-            {"a": {"voices": {"imposter": "base"}, "cast": {"imposter": {"player": "careful"}}}},
-            "careful is no language model",
-        ),
-    ],
-)
-def test_mistakes_are_refused_before_any_game(
-    overrides: list[str], named: dict | None, said: str, runs: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match=said.replace("*:", r"\*:")) as error:
-        conditions.main(study(runs, f"cells={tmp_path}", *overrides, named=named))
+@cases(r"""
+conditions={} | the study small names none
+select=none-* | select=none-\*: no finished run in .* has such a name
+where={env.shape: 0} | where.env.shape=0: no selected run has such a setting; the nearest
+where={seed: 5} | where.seed=5: none of the selected runs has it; theirs: 0, 1
+arms=[fulll] | is of arm fulll; there are full, game_only
+reference=usual | reference=usual: must be one of the conditions, as_trained,
+games=0 | games=0: must be a whole number, at least 1
+metrics=[game/wins] | game/wins is no metric
+published=missing.csv | published=missing.csv: the file cannot be read
+conditions={a: 3} | conditions.a=3: must be a group of settings
+conditions={a: {envv: {}}} | conditions.a: .*envv is no setting.*known: cast, env, iteration, planner, temperature
+conditions={a: {env: 3}} | conditions.a: condition.env=3: must be a group of settings
+conditions={a: {env: {player: 4}}} | conditions.a: env.*player
+conditions={a: {env: {players: 9}}} | conditions.a: env.players must be a whole number from 4 to 7
+conditions={a: {planner: {lambdas: [-1]}}} | conditions.a: planner.lambdas=.*name at least one, each 0
+conditions={a: {planner: {choose: own}}} | conditions.a: planner.choose=own is for training
+conditions={a: {planner: {}, voices: {crewmate: base}}} | conditions.a: planner, voices=.*a player that plans sends its own messages
+conditions={a: {iteration: -1}} | conditions.a: iteration=-1: must be at least 0
+conditions={a: {iteration: 7}} | iteration=7: tiny-.* has its learner after 0, 1; checkpoint.every
+conditions={a: {temperature: -1}} | conditions.a: temperature=-1.0
+conditions={a: {cast: {imposter: careful}}} | conditions.a: cast.imposter=careful: must be a group
+conditions={a: {cast: {imposter: {player: nobody}}}} | conditions.a: cast.imposter: nobody is none of learner
+conditions={a: {cast: {imposter: {player: rival}}}} | conditions.a: cast: there is no rival in
+conditions={a: {cast: {crewmate: {partners: 7}}}} | conditions.a: cast.crewmate.partners=7
+conditions={a: {voices: {pilot: base}}} | conditions.a: voices.pilot=base: there is no such role
+conditions={a: {voices: {crewmate: loud}}} | conditions.a: voices.crewmate=loud: must be learner, base
+conditions={a: {voices: {imposter: base}, cast: {imposter: {player: careful}}}} | careful is no language model
+""")
+def test_mistakes_are_refused_before_any_game(overrides: list[str], said: str, runs: Path, tmp_path: Path) -> None:
+    setting = " ".join(overrides)
+    own = yaml.safe_load(setting.partition("=")[2]) if setting.startswith("conditions=") else None
+    with pytest.raises(UserError, match=said) as error:
+        conditions.main(study(runs, f"cells={tmp_path}", *([] if own is not None else [setting]), named=own))
     assert "\n" not in str(error.value) and not cells_of(tmp_path)
 
 

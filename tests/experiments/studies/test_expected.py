@@ -1,15 +1,12 @@
 """Bands of healthy runs: what they are made from stays inside, what goes wrong does not, and training says so."""
 
 import gzip
-import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_module
-from omegaconf import DictConfig
 
 from experiments import train
 from experiments.setup import bands
@@ -20,7 +17,7 @@ from marl.common.errors import UserError
 from marl.common.files import csv_rows, stem
 from marl.metrics.tables import write_csv
 from tests.composing import DOND as SMALL
-from tests.composing import composed_once, configure, run_folder
+from tests.composing import cases, composed_once, configure, run_folder
 
 DOND = {  # files of curves under experiments/results -> name of the experiment, objective of the game
     "dond_ablation/curves.csv.gz": ("dond_ablation", 1.0),
@@ -100,42 +97,6 @@ def test_one_seed_makes_no_band() -> None:
 # ---- the shipped bands ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_every_shipped_experiment_has_its_bands_or_is_listed_as_missing() -> None:
-    root = FOLDER.parents[2]
-    files = [*root.glob("conf/sweep/*.yaml"), *root.glob("conf/experiment/*.yaml")]
-    shipped = {path.stem for path in files if path.stem != "none"}
-    for path in files:  # a file of bands is found by the run's name
-        assert path.stem == "none" or f"\nname: {path.stem}\n" in path.read_text()
-    listed = (FOLDER / "README.md").read_text().partition("| missing |")[2].partition("\n\n")[0]
-    missing = {name for line in listed.splitlines() for name in re.findall(r"`([\w/.]+)`", line.partition(" | ")[0])}
-    recorded = {stem(path) for path in FOLDER.glob("*.csv.gz")}
-    assert recorded | (missing & shipped) == shipped and not recorded & missing
-    without = set()
-    for path in files:
-        if path.stem not in missing | {"none"}:
-            for cfg in cells_of(path):
-                if expected_of(cfg.name, str(cfg.arm), cfg.env) is None:
-                    without.add(f"{cfg.name}/{cfg.arm}")
-    assert without == missing - shipped
-
-
-def cells_of(path: Path) -> Iterator[DictConfig]:
-    """The runs of an experiment or a sweep, of one seed."""
-    group, data = path.parent.name, "data.dond=somewhere"
-    dond = [data] if "base: human" in path.read_text() else []
-    params = compose_with_hydra(f"{group}={path.stem}", *dond).hydra.sweeper.params or {}
-    swept = {key: str(values).split(",") for key, values in params.items() if key != "seed"}
-    for values in itertools.product(*swept.values()):
-        cell = [f"{key}={value}" for key, value in zip(swept, values, strict=True)]
-        yield configure("train", f"{group}={path.stem}", *dond, *cell)
-
-
-def compose_with_hydra(*overrides: str) -> DictConfig:
-    with initialize_config_module("conf", version_base="1.3"):
-        return compose("train", overrides=list(overrides), return_hydra_config=True)
-
-
 @pytest.mark.parametrize("file", PUBLISHED)
 def test_the_shipped_bands_are_what_the_command_makes_and_hold_the_runs_that_made_them(file: str) -> None:
     name, env = PUBLISHED[file]
@@ -152,14 +113,6 @@ def test_the_shipped_bands_are_what_the_command_makes_and_hold_the_runs_that_mad
     shipped = [band for band in read_bands(FOLDER / f"{name}.csv.gz") if band.arm in {each.arm for each in made}]
     assert [(b.arm, b.metric, b.iteration) for b in shipped] == [(b.arm, b.metric, b.iteration) for b in made]
     assert [b.low for b in shipped] == pytest.approx([b.low for b in made], rel=1e-5)
-
-
-def test_longer_runs_of_the_same_settings_are_inside_too() -> None:
-    """Those of dond_long did not make the ablation's band; for its twenty iterations they do the same."""
-    found = expected_of("dond_ablation", "full", {"game": "dond", "objective": 1.0})
-    assert found is not None
-    for _, rows in published_runs(FOLDER.parent / "dond_long/curves.csv.gz"):
-        assert len(rows) == 40 and "inside" in found.verdict(rows) and "all of 20 iterations" in found.verdict(rows)
 
 
 @pytest.mark.parametrize(
@@ -186,6 +139,18 @@ def test_runs_that_go_wrong_leave_the_shipped_bands(file: str, metric: str, spoi
 
 
 # ---- comparing -----------------------------------------------------------------------------------------------------
+
+
+def test_every_shipped_experiment_has_its_bands_or_is_listed_as_missing() -> None:
+    root = FOLDER.parents[2]
+    files = [*root.glob("conf/sweep/*.yaml"), *root.glob("conf/experiment/*.yaml")]
+    shipped = {path.stem for path in files if path.stem != "none"}
+    for path in files:  # a file of bands is found by the run's name
+        assert path.stem == "none" or f"\nname: {path.stem}\n" in path.read_text()
+    listed = (FOLDER / "README.md").read_text().partition("| missing |")[2].partition("\n\n")[0]
+    missing = {name for line in listed.splitlines() for name in re.findall(r"`([\w/.]+)`", line.partition(" | ")[0])}
+    recorded = {stem(path) for path in FOLDER.glob("*.csv.gz")}
+    assert recorded | (missing & shipped) == shipped and not recorded & missing
 
 
 def test_arms_are_told_apart_by_the_games_settings(tmp_path: Path) -> None:
@@ -277,19 +242,16 @@ def test_recording_from_finished_runs(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "RL+L+S, from 2 seeds each" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["curves=missing.csv"], r"curves=missing\.csv: the file cannot be read"),
-        ([f"curves={Path(__file__)}"], "expected the curves.csv.gz of a published table"),
-        ([], "curves and select: give one of them"),
-        (["curves=a.csv", "select=a-*"], "curves and select: give one of them"),
-        (["select=none-*"], "no finished run"),
-        (["select=a-*", "settings={objective: 1}"], "settings: only curves need them"),
-        (["curves=a.csv", "margin=0"], "margin=0: must be a number above 0"),
-        (["curves=a.csv", "name=../a"], r"name='\.\./a': must be a name"),
-    ],
-)
+@cases(r"""
+curves=missing.csv | curves=missing\.csv: the file cannot be read
+curves=README.md | expected the curves.csv.gz of a published table
+ | curves and select: give one of them
+curves=a.csv select=a-* | curves and select: give one of them
+select=none-* | no finished run
+select=a-* settings={objective:1} | settings: only curves need them
+curves=a.csv margin=0 | margin=0: must be a number above 0
+curves=a.csv name=../a | name='\.\./a': must be a name
+""")
 def test_what_cannot_be_recorded(overrides: list[str], said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=said):
         expected.main(settings(f"out={tmp_path}", f"runs={tmp_path}", *overrides))

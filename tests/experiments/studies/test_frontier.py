@@ -37,7 +37,7 @@ from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import draw_games
 from marl.storage.checkpoint import folder_digest, save_policy
-from tests.composing import composed_once
+from tests.composing import cases, composed_once
 from tests.human_dialogues import write
 from tests.marl.planners import negotiator
 
@@ -107,29 +107,26 @@ def test_human_proposals_are_read_as_they_stood(tmp_path: Path) -> None:
         np.testing.assert_allclose([a.sum() for a in situation.answers], 1.0, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["lambdas=[]"], r"lambdas=\[\]: must be a list of at least one"),
-        (["lambdas=0.1"], r"lambdas=0.1: must be a list of at least one"),
-        (["variants.plan=3"], r"variants.plan=3: must be what differs"),
-        (["env.style=natural"], r"env.style=natural: .*must be compact"),
-        (["lambdas=[-1]"], r"planner.lambdas=.*-1.*each 0"),
-        (["games=1"], "games=1: must be a whole number, at least 2"),
-        (["proposals=0"], "proposals=0: must be a whole number, at least 2"),
-        (["opponents=[nobody]"], "no scripted negotiator 'nobody'"),
-        (["objectives=[2]"], "env.objective"),
-        (["variants.two={lambdas: [0.1, 1]}"], r"variants.two.lambdas=\[0.1, 1\]: every variant has those of lambdas"),
-        (["lambdas=[0.12345678,0.12345679]"], r"lambdas=.*: some are the same in six digits"),
-        (["algo.temperature=0.3"], "algo.temperature=0.3: all play as they speak"),
-        (["planner.choose=best"], "planner.choose=best: claims are weighed by the plan; must be sample"),
-    ],
-)
+@cases(r"""
+lambdas=[] | lambdas=\[\]: must be a list of at least one
+lambdas=0.1 | lambdas=0.1: must be a list of at least one
+variants.plan=3 | variants.plan=3: must be what differs
+env.style=natural | env.style=natural: .*must be compact
+lambdas=[-1] | planner.lambdas=.*-1.*each 0
+games=1 | games=1: must be a whole number, at least 2
+proposals=0 | proposals=0: must be a whole number, at least 2
+opponents=[nobody] | no scripted negotiator 'nobody'
+objectives=[2] | env.objective
+variants.two={lambdas:[0.1,1]} | variants.two.lambdas=\[0.1, 1\]: every variant has those of lambdas
+lambdas=[0.12345678,0.12345679] | lambdas=.*: some are the same in six digits
+algo.temperature=0.3 | algo.temperature=0.3: all play as they speak
+planner.choose=best | planner.choose=best: claims are weighed by the plan; must be sample
+""")
 def test_mistakes_are_refused_before_any_model(
-    overrides: list[str], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    overrides: list[str], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(frontier, "base_policy", lambda *args, **settings: pytest.fail("a model was trained"))
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=said):
         frontier.main(settings(f"data.dond={tmp_path}", *overrides))
 
 

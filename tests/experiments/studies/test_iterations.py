@@ -12,15 +12,12 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from experiments import train
-from experiments.studies import crossplay, iterations
+from experiments.studies import iterations
 from experiments.studies.iterations import correlation, plateau
 from marl.common.errors import UserError
 from marl.common.files import csv_rows
 from marl.metrics.stats import Interval, seed_mean, wilson
-from tests.composing import composed_once, configure
-from tests.experiments.studies.test_frontier import TEST
-from tests.human_dialogues import ROWS, games_of, write
+from tests.composing import cases, composed_once
 
 
 def test_the_correlation_is_that_of_all_single_scores() -> None:
@@ -217,20 +214,20 @@ def test_settings_tell_runs_of_one_arm_apart(tmp_path: Path) -> None:
     assert {(row["objective"], row["seed"]) for row in found} == {("0", "2"), ("1", "0")}
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["over=hours"], "over=hours: must be iteration, trained, passes, or null"),
-        (["data=x.csv"], "select and data: give one of them"),
-        (["published=missing.csv"], "published=missing.csv: the file cannot be read"),
-        (["select=y-*"], r"select=y-\*: no finished run"),
-        (["select=[]"], r"select=\[\]: must be names of runs' folders"),
-        ([], "x-0 and .*x-1 are both of objective 1, arm a and seed 0"),
-    ],
-)
+@cases(r"""
+over=hours | over=hours: must be iteration, trained, passes, or null
+data=x.csv | select and data: give one of them
+published=missing.csv | published=missing.csv: the file cannot be read
+select=y-* | select=y-\*: no finished run
+select=[] | select=\[\]: must be names of runs' folders
+ | x-0 and .*x-1 are both of objective 1, arm a and seed 0
+select=[x-0,'*/x-0'] | two/x-0 and .*x-0 are both of objective 1, arm a and seed 0
+""")
 def test_what_cannot_be_told_is_refused(overrides: list[str], said: str, tmp_path: Path) -> None:
     run(tmp_path, "x-0", "a", 0, [1, 2])
     run(tmp_path, "x-1", "a", 0, [1, 2])
+    (tmp_path / "two").mkdir()
+    run(tmp_path / "two", "x-0", "a", 0, [1, 2])
     with pytest.raises(UserError, match=said):
         collect(tmp_path, *overrides)
     assert not (tmp_path / "iterations").exists() or not list((tmp_path / "iterations").iterdir())
@@ -283,54 +280,3 @@ def test_one_policy_before_training_is_no_surer_for_being_many_seeds(tmp_path: P
         run(tmp_path, f"x-{seed}", "a", seed, [3, 3.4 + seed / 1000])
     found = by_name(collect(tmp_path) / "iterations_summary.csv", "figure")
     assert float(found["plateau/mean",]["mean"]) == 0  # .4 is 1.73 of them; with .2 / sqrt(3) twice it were 2.45
-
-
-def test_two_folders_of_one_name_are_two_runs(tmp_path: Path) -> None:
-    for place in ("one", "two"):
-        (tmp_path / place).mkdir()
-        run(tmp_path / place, "x-0", "a", 0, [1, 2])
-    with pytest.raises(UserError, match=r"one/x-0 and .*two/x-0 are both of objective 1, arm a and seed 0"):
-        iterations.main(settings(f"runs={tmp_path}", "select=['*/x-*']"))
-
-
-SMALL = [
-    "progress=false", "threads=1", "base.epochs=1", "model.hidden_size=32", "model.layers=1", "model.max_new_tokens=8",
-    "model.intermediate_size=64", "algo.games=4", "algo.concurrency=4", "algo.update.minibatches=1", "eval.every=1",
-    "eval.games=4", "eval.final_games=4", "env.objective=1",
-]  # fmt: skip
-
-
-def evaluated(folder: Path) -> list[dict[str, float]]:
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if row["phase"] == "eval"]
-
-
-@pytest.mark.slow
-def test_filtered_cloning_from_a_stronger_player_and_from_few_human_games(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The shipped sweeps in miniature, and their players at one table: all bases of people share a tokenizer."""
-    (tmp_path / "data").mkdir()
-    data = write(tmp_path / "data", (*ROWS, *games_of(12)), test=TEST)
-    common = [*SMALL, f"data.dond={data}", f"runs={tmp_path}"]
-    train.main(configure("train", "sweep=dond_filtered_bc_ppo", "ablation=full", *common, "algo.iterations=1"))
-    began = "init.learner='dond_filtered_bc_ppo-full-s${seed}-*'"
-    train.main(configure("train", "sweep=dond_filtered_bc", began, "arm=from_ppo", *common, "algo.iterations=2"))
-    capsys.readouterr()
-    few = ["sweep=dond_filtered_bc_300", "base.human_games=3"]
-    train.main(configure("train", *few, *common, "algo.iterations=2"))
-    assert "human dialogues, train: " in (said := capsys.readouterr().out) and " of 3 dialogues; left out: " in said
-    (strong, cloned, weak) = (next(tmp_path.glob(f"{name}-s0-*")) for name in (
-        "dond_filtered_bc_ppo-full", "dond_filtered_bc-from_ppo", "dond_filtered_bc_300-from_300"))  # fmt: skip
-    end, start = (evaluated(strong)[-1], evaluated(cloned)[0])
-    assert end["game/score"] == start["game/score"] and end["talk/turns"] == start["talk/turns"]
-    iterations.main(settings(f"runs={tmp_path}", "select=['*_bc-*','*_300-*']"))
-    found = csv_rows(tmp_path / "iterations" / "iterations.csv.gz")
-    assert {(r["arm"], r["iteration"]) for r in found} == {(a, i) for a in ("from_ppo", "from_300") for i in "012"}
-    assert {"game/score_sd", "game/score_ceiling", "talk/vocabulary"} <= {r["metric"] for r in found}
-    quiet = ["games=4", "concurrency=4", "progress=false", "threads=1", f"runs={tmp_path}"]
-    crossplay.main(configure("crossplay", f"players=[{strong},{cloned},{weak},careful]", *quiet))
-    labels = {row["row"] for row in csv_rows(tmp_path / "crossplay" / "crossplay.csv.gz")}
-    assert labels == {
-        "dond_filtered_bc_ppo-full-s0", "dond_filtered_bc-from_ppo-s0", "dond_filtered_bc_300-from_300-s0", "careful"
-    }  # fmt: skip
