@@ -1,0 +1,242 @@
+"""Watching recorded games; opponents that plan or are behind an endpoint; hostile names, floods, models too large."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("starlette")
+pytest.importorskip("httpx")
+
+
+from experiments.webapp import watch
+from experiments.webapp.engine import Engine, Limits
+from experiments.webapp.opponents import Opponents
+from experiments.webapp.store import Store, new_record
+from marl.agents.model import PlayConfig
+from marl.common.errors import UserError
+from marl.common.files import write_text
+from marl.decoding import memory
+from marl.planning.planner import PlannerConfig, planning_agent
+from marl.report.transcripts import episode_to_json, read_episodes, write_episodes
+from marl.rollout.games import env_maker, scripted
+from marl.rollout.rollout import rollout
+from marl.rollout.seeds import Game
+from marl.storage.checkpoint import save_policy
+from tests.endpoint import Server
+from tests.experiments.webapp.test_web import Meddled, Page, serving, settle, tiny_agent
+from tests.marl.models import tiny_policy
+from tests.marl.planners import negotiator
+
+
+# --- Watching ---------------------------------------------------------------------------------------------------------
+def test_two_runs_are_watched_side_by_side(tmp_path: Path) -> None:
+    """Games of other runs that were dealt the same are offered, others are not; a run is found by its arm."""
+    env = {"game": "dond", "style": "natural"}
+    agent = tiny_agent()
+    for run, arm, seeds in (("one", "full", (1, 2)), ("two", "game_only", (2, 1)), ("three", "none", (3,))):
+        games = [Game(seed) for seed in seeds]
+        episodes = rollout(games, lambda game, made: dict.fromkeys(made.possible_agents, agent), env_maker(env), 2)
+        write_episodes(tmp_path / run / "episodes/final.jsonl", sorted(episodes, key=lambda e: seeds.index(e.seed)))
+        write_text(tmp_path / run / "config.yaml", f"arm: {arm}\n")
+    with serving(tmp_path) as browser:
+        person = browser()
+        page = person.get("/watch/one/final.jsonl/1").text
+        links = re.findall(r'href="(/watch/one/final.jsonl/1/beside/[^"]+)"', page)
+        assert links == ["/watch/one/final.jsonl/1/beside/two/final.jsonl/2"]
+        both = person.get(links[0])
+        assert both.status_code == 200 and both.text.count('class="outcome"') == 2
+        assert person.get("/watch/one/final.jsonl/1/beside/four/final.jsonl/2").status_code == 400
+        listed = person.get("/watch?arm=game_only").text
+        assert "/watch/two/" in listed and "/watch/one/" not in listed
+
+
+def test_the_map_follows_everybody(tmp_path: Path) -> None:
+    """The rooms of the map are those that the players were told they are in."""
+    env = {"game": "among_us", "style": "natural", "max_steps": 40, "cooldown": 1, "messages_each": 1}
+    agent = scripted("among_us", "careful")
+    agent.style = "natural"
+    heard: dict[tuple[int, str], int] = {}
+    act = agent.act
+
+    def noting(requests):  # type: ignore[no-untyped-def]
+        for r in requests:
+            for x, y in re.findall(r"You are in room \((\d),(\d)\)", r.text):
+                heard[r.step, r.key[1]] = int(x) + 10 * int(y)
+        return act(requests)
+
+    agent.act = noting  # type: ignore[method-assign]
+    checked, bodies = 0, 0
+    for seed in range(6):
+        heard.clear()
+        (episode,) = rollout(
+            [Game(seed)], lambda game, made: dict.fromkeys(made.possible_agents, agent), env_maker(env), 1
+        )
+        transcript = json.loads(json.dumps(episode_to_json(episode)))
+        ways, names = watch.map_of(transcript), transcript["facts"]["names"]
+        bodies += sum(len(frame["bodies"]) for frame in ways["frames"])
+        checked += check_rooms(ways, names, heard)
+    assert checked > 30 and bodies > 0
+
+
+def check_rooms(ways: dict, names: dict, heard: dict) -> int:
+    """Compares the map with what was told to each player in the step after; returns the number of rooms."""
+    checked = 0
+    for frame in ways["frames"]:
+        for agent_name, name in names.items():
+            room = heard.get((frame["step"] + 1, agent_name))
+            if room is not None and name in frame["at"]:
+                assert frame["at"][name] == room % 10 + room // 10 * ways["width"], (frame, name)
+                checked += 1
+    return checked
+
+
+@contextmanager
+def endpoint_of(answering) -> Iterator[Server]:  # type: ignore[no-untyped-def]
+    server = Server(answering)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+# --- Opponents that plan, and behind an endpoint ----------------------------------------------------------------------
+def test_an_endpoint_that_is_slow_holds_up_nobody(tmp_path: Path) -> None:
+    """A game with a scripted player goes on while an endpoint thinks; its game goes on after a restart, too."""
+
+    thought = threading.Event()
+
+    def answering(server, body, handler) -> None:  # type: ignore[no-untyped-def]
+        thought.wait(60)
+        handler.say("[message] Hello ! [END]")
+
+    with endpoint_of(answering) as endpoint:
+        chat = (f"chat.url={endpoint.url}", "chat.model=some", "chat.key=''", f"chat.answers={tmp_path}/chat.jsonl")
+        with serving(tmp_path, *chat) as browser:
+            person = browser()
+            assert "some by its endpoint" in person.get("/play").text
+            slow = Page(person, "dond", "chat", "player_0")
+            quick = Page(person, "dond", "scripted", "player_0")
+            quick.finish()
+            assert quick.state == "over"
+            slow.load()
+            if slow.state == "yours":  # the person begins
+                person.post(slow.address, data={"number": slow.number, "kind": "message", "text": "hats ?"})
+                slow.load()
+            assert slow.state == "waiting"
+            thought.set()
+            slow.settle()
+            assert "Hello !" in slow.text
+            before, cookies = slow.text, person.cookies
+        with serving(tmp_path, *chat) as browser:
+            slow.browser = browser()
+            slow.browser.cookies = cookies
+            slow.load()
+            slow.settle()
+            assert slow.text == before
+
+
+def test_a_planner_goes_on_after_a_restart(tmp_path: Path) -> None:
+    """What it replies and plans is the same with and without a restart in between, and is recorded."""
+    env = {"game": "dond", "style": "natural", "max_entries": 6, "objective": 0.0}
+
+    @contextmanager
+    def running(out: Path) -> Iterator[Engine]:
+        store = Store(out / "games.sqlite")
+        limits = PlayConfig(games=4, concurrency=4, max_new_tokens=24, context=1024)
+        how = PlannerConfig(iterations=5)
+        agent = planning_agent("tiny+plan", negotiator(), limits, 2, 1.0, how, "dond", style="compact")
+        engine = Engine(store, Meddled(tmp_path, agent, env), out, Limits(each=4))
+        engine.start()
+        try:
+            yield engine
+        finally:
+            engine.shut()
+            store.close()
+
+    def reply(engine: Engine, records: list, text: str) -> None:
+        settle(engine, records)
+        for record in records:
+            sight = engine.sight(record.id)
+            if sight.state == "yours":
+                engine.say(record.id, sight.number, text).result(60)
+        settle(engine, records)
+
+    def turns(out: Path, restarts: bool) -> list:
+        """All turns of three games: one message, one claim of the person in each."""
+        records = [new_record("me", "scripted", env, "player_0", seed) for seed in (1, 2, 3)]
+        with running(out) as engine:
+            for record in records:
+                engine.open(record).result(60)
+            reply(engine, records, "[message] hats ? [END]")
+            if not restarts:
+                reply(engine, records, "[propose] (1 books, 0 hats, 0 balls) [END]")
+        if restarts:
+            with running(out) as engine:
+                assert engine.resumed.wait(60)
+                reply(engine, records, "[propose] (1 books, 0 hats, 0 balls) [END]")
+        written = [out / f"episodes/{record.id}.jsonl" for record in records]
+        return [game["turns"] for path in written if path.is_file() for game in read_episodes(path)]
+
+    once, twice = turns(tmp_path / "once", False), turns(tmp_path / "twice", True)
+    assert once == twice and any("planned" in turn for game in once for turn in game)
+
+
+# --- Hostile names, floods, and models that do not fit ----------------------------------------------------------------
+def test_names_of_runs_are_escaped_everywhere(tmp_path: Path) -> None:
+    name = "<script>alert(1)<'\">"
+    env = {"game": "dond", "style": "natural"}
+    agent = tiny_agent()
+    episodes = rollout([Game(1)], lambda game, made: dict.fromkeys(made.possible_agents, agent), env_maker(env), 1)
+    for run in (name, "other"):
+        write_episodes(tmp_path / run / "episodes/final.jsonl", episodes)
+        write_text(tmp_path / run / "config.yaml", "arm: <script>alert(2)\n")
+    with serving(tmp_path) as browser:
+        person = browser()
+        for path in (
+            "/play",
+            "/watch",
+            "/runs",
+            f"/watch?words={name}",
+            "/watch?arm=<script>",
+            "/watch/other/final.jsonl/1",
+        ):
+            found = person.get(path).text
+            assert "<script>alert" not in found, path
+            for link in re.findall(r'href="(/(?:watch|runs)/[^"]+)"', found):
+                assert "<script>alert" not in person.get(html.unescape(link)).text, link
+
+
+def test_a_thousand_games_are_not_opened(tmp_path: Path) -> None:
+    ask = {"game": "dond", "opponent": "scripted", "seat": "any", "objective": "own"}
+    with serving(tmp_path, "games_at_once=5", "requests=300") as browser:
+        flood, other = browser(), browser()
+        codes = [flood.post("/play", data=ask, follow_redirects=False).status_code for _ in range(1000)]
+        assert codes.count(303) == 3 and 429 in codes and set(codes) <= {303, 400, 429}
+        assert other.post("/play", data=ask).status_code == 200  # who is somebody else still gets a place
+
+
+def test_a_model_that_does_not_fit_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = {"game": "dond", "style": "compact"}
+    card = {"game": "dond", "base": None, "made_of": {"env": {"style": "compact"}}}
+    save_policy(tmp_path / "bases/little", tiny_policy(context=1024), card)
+    opponents = Opponents(tmp_path, {"dond": env}, device=torch.device("cpu"), games=2)
+    assert "bases/little" in [each.name for each in opponents.offered()]
+    assert opponents.find("bases/little", "dond", plans=True).name == "bases/little+plan"
+    with pytest.raises(UserError, match="Only models can plan"):
+        opponents.find("scripted", "dond", plans=True)
+    assert opponents.load("bases/little+plan", env, set()).games == 2
+    monkeypatch.setattr(memory, "free_memory", lambda *_: 1)
+    with pytest.raises(UserError, match="Not enough memory"):
+        opponents.load("bases/little", env, set())
