@@ -12,7 +12,9 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "experiments" / "results"
 SETTINGS, METRICS = "<!-- settings -->", "<!-- metrics -->"
-GROUPS = "env model base algo loss reward planner chat tracker tuned pretrained ablation experiment sweep shared study_page"
+GROUPS = (
+    "env model base algo loss reward planner chat tracker tuned pretrained ablation experiment sweep shared study_page"
+)
 
 
 def on_files(files: Files, config: Any) -> Files:

@@ -146,7 +146,7 @@ cast.negotiator.partners=2.5 | cast.negotiator.partners=2.5: there are only 2 se
 cast.negotiator.pool=-1 | pool=-1: must not be negative
 cast.negotiator.pool=2 | cast.negotiator.pool=2: past selves hold no seat; set cast.negotiator.partners
 cast.negotiator.pick=best | pick=best: must be one of uniform, wins
-env=among_us cast.imposter.pool=2 cast.imposter.partners=0.5 | pool=2: base does not learn, so it has no past selves; must be 0
+env=among_us cast.imposter.pool=2 cast.imposter.partners=0.5 | base does not learn, so it has no past selves
 +eval.cast.negotiator.pool=2 | eval.cast.negotiator.pool=2: past selves play in training
 cast.negotiator.player=base | cast.negotiator.player=base: nobody learns; let one of them be learner or rival
 +cast.mediator.player=base | it names the roles negotiator, mediator; the game's are negotiator

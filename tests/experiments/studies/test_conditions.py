@@ -419,7 +419,7 @@ conditions={a: {env: {player: 4}}} | conditions.a: env.*player
 conditions={a: {env: {players: 9}}} | conditions.a: env.players must be a whole number from 4 to 7
 conditions={a: {planner: {lambdas: [-1]}}} | conditions.a: planner.lambdas=.*name at least one, each 0
 conditions={a: {planner: {choose: own}}} | conditions.a: planner.choose=own is for training
-conditions={a: {planner: {}, voices: {crewmate: base}}} | conditions.a: planner, voices=.*a player that plans sends its own messages
+conditions={a: {planner: {}, voices: {crewmate: base}}} | conditions.a: planner, voices=.*sends its own messages
 conditions={a: {iteration: -1}} | conditions.a: iteration=-1: must be at least 0
 conditions={a: {iteration: 7}} | iteration=7: tiny-.* has its learner after 0, 1; checkpoint.every
 conditions={a: {temperature: -1}} | conditions.a: temperature=-1.0
