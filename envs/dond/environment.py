@@ -257,7 +257,8 @@ class DealOrNoDeal(TextGame):
         for seat, (agent, text) in enumerate(zip(AGENTS, texts, strict=True)):
             questions = QUESTIONS[self.styles[agent]]
             hidden = self._context.values[1 - seat] if asked else ()
-            turn, options = TurnKind.SPEAK if seat == self._mover else TurnKind.WAIT, ()
+            turn = TurnKind.SPEAK if seat == self._mover else TurnKind.WAIT
+            options: tuple[str, ...] = ()
             if self.structured and seat == self._mover:
                 part, options = self._part()
                 turn = TurnKind.CHOOSE if options else TurnKind.SPEAK

@@ -122,9 +122,9 @@ class Cell:
 def main(cfg: DictConfig) -> None:
     """Plays, plans and tabulates what is not there yet, or draws a figure again."""
     if cfg.data.table:
-        table = Path(cfg.data.table)
-        with reading(table):
-            return draw(read_table(table), cfg.opponents, Path(cfg.publish or table.parent) / "figure.svg")
+        made = Path(cfg.data.table)
+        with reading(made):
+            return draw(read_table(made), cfg.opponents, Path(cfg.publish or made.parent) / "figure.svg")
     parts = play_spec(cfg)
     check(cfg, parts)
     planners, place = planners_of(cfg, parts), begin(cfg)

@@ -101,7 +101,7 @@ def pass_beside(
             end += len(ids)
             last.append(r * width + end - 1)
     held, device = int(shared.max()), lm.device
-    ids, numbers, places, known = (torch.from_numpy(each).to(device) for each in (tokens, branch, place, shared))
+    read, numbers, places, known = (torch.from_numpy(each).to(device) for each in (tokens, branch, place, shared))
     before = torch.arange(held, device=device)
     seen = torch.cat([before < known[:, :, None], sees(numbers, places)], 2)  # (R, W, held + W)
     mask = attention_mask(lm, seen, places, torch.cat([before.expand(len(rows), held), places], 1))
@@ -109,7 +109,7 @@ def pass_beside(
     cache.beside = True
     try:
         hidden = lm.base_model(
-            input_ids=ids, attention_mask=mask, position_ids=places, past_key_values=cache, use_cache=True
+            input_ids=read, attention_mask=mask, position_ids=places, past_key_values=cache, use_cache=True
         ).last_hidden_state
     finally:
         cache.beside = False

@@ -92,8 +92,8 @@ def reads_branches(lm: PreTrainedModel) -> bool:
         place = place + list(range(shared, shared + len(ids)))
     fresh = [stream, *([*stream[:shared], *ids] for shared, ids in questions)]
     try:
-        ids, numbers, places = (torch.tensor([each], device=lm.device) for each in (row, branch, place))
-        found = read_branches(lm, ids % vocabulary, numbers, places)[0]
+        tokens, numbers, places = (torch.tensor([each], device=lm.device) for each in (row, branch, place))
+        found = read_branches(lm, tokens % vocabulary, numbers, places)[0]
         alone = [
             lm.base_model(input_ids=torch.tensor([each], device=lm.device) % vocabulary, use_cache=False)
             for each in fresh
