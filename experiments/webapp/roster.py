@@ -110,7 +110,10 @@ class Roster:
             "JOIN games g ON g.id = a.game WHERE a.person = ? ORDER BY a.number",
             session,
         )
-        return [Played(*row, self.store.result(row[0])) for row in rows]
+        return [
+            Played(game, number, version, part, condition, state, self.store.result(game))
+            for game, number, version, part, condition, state in rows
+        ]
 
     def assign(self, person: Person, opponents: Mapping[tuple[str, str], tuple[str, Mapping[str, Any]]]) -> Record:
         """Draws the condition of a person's next game. `opponents`: name and settings, by part and condition."""
