@@ -110,7 +110,7 @@ class Roster:
             "JOIN games g ON g.id = a.game WHERE a.person = ? ORDER BY a.number",
             session,
         )
-        return [Played(*row, result=self.store.result(row[0])) for row in rows]
+        return [Played(*row, self.store.result(row[0])) for row in rows]
 
     def assign(self, person: Person, opponents: Mapping[tuple[str, str], tuple[str, Mapping[str, Any]]]) -> Record:
         """Draws the condition of a person's next game. `opponents`: name and settings, by part and condition."""
