@@ -167,13 +167,13 @@ class StudyPages:
 
 
 def pays_of(study: Study) -> dict[str, str]:
-    """What is paid for what, over all parts: "$0.10 or $0.20" where they differ."""
+    """What is paid for what, over all parts: "$0.10 or $0.20" where they differ, empty for nothing."""
     pays = [study.pay_in(name) for name in study.parts]
-    return {
-        name: " or ".join(dict.fromkeys(pay.money(getattr(pay, name)) for pay in pays))
-        for name in ("taking_part", "game", "point", "aborted")
-        if any(getattr(pay, name) for pay in pays)
-    }
+    found = {}
+    for name in ("taking_part", "game", "point", "aborted"):
+        paid = any(getattr(pay, name) for pay in pays)
+        found[name] = " or ".join(dict.fromkeys(pay.money(getattr(pay, name)) for pay in pays)) if paid else ""
+    return found
 
 
 def opponents_of(roster: Roster, opponents: Opponents) -> dict[tuple[str, str], tuple[str, dict[str, Any]]]:

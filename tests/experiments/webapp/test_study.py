@@ -294,6 +294,14 @@ def test_from_consent_to_the_export(tmp_path: Path) -> None:
     assert b"testclient" not in kept and b"127.0.0.1" not in kept  # no browser's name, no address
 
 
+@pytest.mark.parametrize(("pay", "told"), [({}, "Nothing is paid"), ({"point": 0.2}, "$0.20 for each point")])
+def test_what_is_not_paid_is_not_told(pay: dict[str, float], told: str, tmp_path: Path) -> None:
+    written(tmp_path, pay=pay)
+    with studying(tmp_path) as browser:
+        text = browser().get("/study").text
+        assert told in text and "for taking part, once" not in text
+
+
 def test_whoever_withdraws_leaves_nothing(tmp_path: Path) -> None:
     written(tmp_path)
     with studying(tmp_path) as browser:
