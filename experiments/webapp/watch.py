@@ -154,7 +154,7 @@ def map_of(transcript: dict[str, Any]) -> dict[str, Any]:
     frames: list[dict[str, Any]] = []
     for chapter in story_of(transcript):
         if isinstance(chapter, Moves):
-            for step in chapter.rooms:
+            for step in chapter.by_step:
                 at, bodies = (
                     {name: x + y * width for name, (x, y) in each[step].items()}
                     for each in (chapter.rooms, chapter.bodies)

@@ -46,7 +46,7 @@ def talk_sentences(found: Mapping[str, Metrics]) -> list[str]:
         if "talk/meant" in own:
             most = mean("talk/meant_prior")
             parts.append(f"A witness's message gave away {mean('talk/meant')} of {most} nats of whom it saw kill.")
-        if "talk/influence/resampled" in own:
+        if "talk/influence/silence" in own:
             parts.append(
                 f"A message moved beliefs by {mean('talk/influence/silence', 3)} beside silence, and by "
                 f"{mean('talk/influence/resampled', 3)} beside what its author might have said."

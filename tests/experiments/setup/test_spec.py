@@ -238,7 +238,7 @@ algo.context=4096 | algo.context=4096 is more than the model can read
 algo.context=1000000000000000000000000000000 | algo.context=1000000000000000000000000000000: must be at most 1,000,000
 model.context=1000000000000000000000000000000 | model.context=1000000000000000000000000000000: must be at most 1,000,000
 chat.url=[] | chat.url must be http
-model=hf model.name=/nonexistent/model base=none | model\.name=/nonexistent/model: no tokenizer can be loaded
+model=hf model.name=/nonexistent/model base=none | model\.name=/nonexistent/model: .*there is no such folder
 """)
 def test_bad_settings_are_refused_in_one_sentence(overrides: list[str], said: str, tmp_path: Path, bases: Path) -> None:
     small = [o for o in (DOND if "env=among_us" not in overrides else SMALL) if not o.startswith("model.")]

@@ -85,10 +85,10 @@ def test_an_update_makes_as_many_passes_as_are_counted(
     made = 0
     hidden = Policy.hidden
 
-    def counted(self: Policy, read: torch.Tensor) -> torch.Tensor:
+    def counted(self: Policy, read: torch.Tensor, *places: torch.Tensor) -> torch.Tensor:
         nonlocal made
         made += int((read != 0).sum()) * (3 if torch.is_grad_enabled() else 1)  # 0 is padding
-        return hidden(self, read)
+        return hidden(self, read, *places)
 
     monkeypatch.setattr(Policy, "hidden", counted)
     lm = tiny_lm(tokens.size, hidden_size=16, layers=1, heads=2, intermediate_size=32, context=512)
