@@ -23,7 +23,7 @@ from marl.learning.renaming import Renaming, renaming
 from marl.learning.update import Learner, make_optimizer
 from marl.losses import any_reads
 from marl.metrics.wording import of_ones_own
-from marl.model.lora import adapted
+from marl.model.lora import adapted, copied
 from marl.model.policy import Policy
 from marl.model.sharding import Shards
 from marl.report.transcripts import write_episodes
@@ -57,7 +57,7 @@ def learn(
         optimizer = make_optimizer(shards.split if shards else policy, algo.update)  # at algo.update.learning_rate
         learners.append(Learner(name, policy, base, optimizer, shards))
     trained = {each.name: (each.policy, each.optimizer) for each in learners}
-    past = {seats.beside: copy.deepcopy(policies[seats.player]) for seats in spec.cast.values() if seats.pool}
+    past = {seats.beside: copied(policies[seats.player]) for seats in spec.cast.values() if seats.pool}
     if past and ranks.size > 1:
         raise UserError("cast.*.pool: past selves play in one process only. Leave torchrun out, or set pool=0")
     frozen = seat_players(

@@ -23,7 +23,7 @@ from experiments.launch.command import command
 from experiments.launch.terminal import Bar, say
 from experiments.setup.devices import pick_device, set_threads
 from experiments.setup.entrants import as_in_runs
-from experiments.setup.players import in_runs, is_run
+from experiments.setup.players import in_runs, is_run, run_of
 from experiments.setup.spec import PlaySpec, play_spec
 from marl.agents.base import Agent
 from marl.agents.dubbed import Alias
@@ -68,9 +68,11 @@ def main(cfg: DictConfig) -> None:
     # What happens.
     found: dict[str, Metrics] = {}
     for name in names:
-        for player, called in ((f"{name}/{REFERENCE}", "base"), (name, "trained")):
+        kept = run_of(name) / REFERENCE
+        base = str(kept) if kept.is_dir() else "base"  # a run on an untouched model keeps none
+        for player, called in ((base, "base"), (name, "trained")):
             label = called if len(names) == 1 else f"{called} {Path(name).name}"
-            episodes, agents, measured = play(spec, player, f"{name}/{REFERENCE}", cfg, device, label)
+            episodes, agents, measured = play(spec, player, base, cfg, device, label)
             say(f"{label}: {len(episodes)} games")
             found[label] = measure(episodes, spec.env, agents, measured, cfg.draws)
 
@@ -121,7 +123,8 @@ def measure(
     """All measures of these players' messages that the game has."""
     rng = np.random.default_rng(0)
     among_us, make_env = of_among_us(episodes[0].facts), env_maker(env)
-    found: Metrics = {} if among_us else listener_metrics(episodes, make_env, agents, rng)
+    whole = env.get("format") != "structured"  # claims in parts are not weighed
+    found: Metrics = {} if among_us else listener_metrics(episodes, make_env, agents, rng, claims=whole)
     found |= influence_metrics(effects(episodes, make_env, agents, measured, draws), rng)
     found |= claim_metrics(episodes, rng, measured)
     policies = {name: agent.policy for name, agent in agents.items() if isinstance(agent, ModelAgent)}

@@ -64,10 +64,7 @@ class EvalConfig:
         found = cast_of(settings, "eval.cast")
         for role, seats in found.items():
             if seats.pool:
-                raise UserError(
-                    f"eval.cast.{role}.pool={seats.pool}: past selves play in training only; leave it out, or name "
-                    "their folder as a player (RUN/pool/NAME)"
-                )
+                raise UserError(f"eval.cast.{role}.pool={seats.pool}: past selves play in training only. Leave it out")
         return found
 
 

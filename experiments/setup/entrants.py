@@ -100,7 +100,8 @@ def check_names(names: Sequence[str], voices: Sequence[str | None], game: str) -
 
 def find_base(spec: Spec, device: torch.device, beside: str) -> tuple[Policy, str | None]:
     """Loads the base of the run that `beside` names, else of the configuration. Returns it with the style it reads."""
-    folder = base_beside(beside)
+    untouched = spec.model.kind == "hf" and spec.base.data == "none" and is_run(beside)
+    folder = None if untouched and started_from(policy_folder(beside)) is None else base_beside(beside)
     if folder is not None:
         return frozen_base(str(folder), model_digest(str(folder)), device), style_of(folder, spec.env)
     policy, _ = configured_base(spec, device)

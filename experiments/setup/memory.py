@@ -26,8 +26,9 @@ from marl.decoding.memory import Fit, Slots, check_memory, learning_bytes
 from marl.decoding.probes import size_of
 from marl.losses import any_reads
 from marl.model.lora import adapter_bytes
-from marl.model.policy import check_context, load_config
+from marl.model.policy import check_context, load_config, load_tokenizer
 from marl.planning.planner import SLOTS, SUFFIX
+from marl.pretraining.config import ModelConfig
 from marl.rollout.cast import players_of
 from marl.rollout.games import seats
 from marl.storage.checkpoint import adapter_base, is_adapter, model_digest
@@ -68,6 +69,13 @@ def with_room(spec: PlaySpec, games: int, players: Sequence[tuple[str, str]], de
     return replace(spec, algo=replace(algo, concurrency=fit.concurrency))
 
 
+def may_ask_beside(model: ModelConfig) -> bool:
+    """Tells whether rows of the update may have questions behind them: `auto` asks chat models so."""
+    if model.questions == "auto" and model.kind == "hf":
+        return bool(getattr(load_tokenizer(model.name), "chat_template", None))
+    return model.questions == "beside"
+
+
 def memory_of_run(work: Work) -> Fit:
     """Finds how many games at a time fit, and what their caches take. UserError where not even one fits."""
     spec, device = work.spec, work.device
@@ -96,7 +104,7 @@ def memory_of_run(work: Work) -> Fit:
         one_pass = learning_bytes(
             config, rows=max(algo.update.token_budget // context, 1), length=context, replies=context // 2,
             bf16=algo.update.bf16 or dtype == torch.bfloat16, gradient_checkpointing=algo.update.gradient_checkpointing,
-            beside=spec.model.questions != "stream",
+            beside=may_ask_beside(spec.model),
         )  # fmt: skip
         learning = max(learning, one_pass)
     caches = [*playing, *(watched if spec.eval.games else ())]  # played in the midst of training, whose caches stay

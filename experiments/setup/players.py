@@ -169,6 +169,11 @@ def check_players(cast: Mapping[str, Seats], game: str, env: Any) -> None:
                 f"cast.{role}.pool={seats.pool}: past selves hold no seat; set cast.{role}.partners, as 0.5 for half "
                 "of the games"
             )
+    pooled = [seats.player for seats in cast.values() if seats.pool]
+    if len(set(pooled)) < len(pooled):
+        raise UserError(
+            f"cast.*.pool: two roles have past selves of {pooled[0]}, which is one player. Set one pool to 0"
+        )
     runs: dict[str, str] = {}
     for name in players_of(cast):
         if name not in (*LEARNERS, "base", CHAT) and not name.startswith(PAST):

@@ -148,7 +148,7 @@ def recorded_game(runs: Path, run: str, file: str, line: int) -> dict[str, Any]:
 
 
 def map_of(transcript: dict[str, Any]) -> dict[str, Any]:
-    """Where everybody is after each step, for the map: rooms by number, row by row from the north."""
+    """Places of everybody after each step, for the map: rooms by number, row by row from the north."""
     facts = transcript["facts"]
     width, height = int(facts["width"]), int(facts["height"])
     frames: list[dict[str, Any]] = []

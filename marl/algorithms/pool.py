@@ -44,7 +44,7 @@ class Pool:
         return self.folder / f"{self.seats.player}-{iteration:06d}"
 
     def chances(self, iteration: int) -> dict[int, float]:
-        """By past self, the probability that it plays in this iteration."""
+        """Probability of each past self to play in this iteration."""
         there = range(0, iteration + 1, self.seats.pool)
         wins = self.seats.pick == "wins"
         weights = {
@@ -60,7 +60,8 @@ class Pool:
         chances = self.chances(iteration)
         rng = np.random.default_rng([self.seed, iteration, POOL])
         self.drawn = int(rng.choice(list(chances), p=list(chances.values())))
-        there = load_policy(self.place(self.drawn), self.policy.device, self.policy.privileged_size)
+        base = self.learner.adapter.base if self.learner.adapter else None
+        there = load_policy(self.place(self.drawn), self.policy.device, self.policy.privileged_size, over=base)
         take_weights(self.policy, there)
 
     def note(self, episodes: Sequence[Episode]) -> None:

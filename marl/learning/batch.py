@@ -76,6 +76,7 @@ def collate(
         stream = episode.streams[agent]
         a["tokens"][b, : len(stream)] = stream.tokens
         a["kind"][b, : len(stream)] = stream.kinds
+        a["place"][b, : len(stream)] = np.arange(len(stream))
         for number, ((position, ids), end) in enumerate(branches[b].items(), start=1):
             here = slice(end - len(ids), end)
             a["tokens"][b, here], a["kind"][b, here], a["branch"][b, here] = ids, Kind.QUESTION, number
@@ -158,7 +159,7 @@ def _blank(shape: tuple[int, int], columns: int, options: int, planned: int) -> 
         "tokens": np.zeros(shape, np.int64),
         "kind": np.zeros(shape, np.int8),
         "branch": np.zeros(shape, np.int64),
-        "place": np.tile(np.arange(shape[1]), (shape[0], 1)),
+        "place": np.zeros(shape, np.int64),
         **flags,
         **{name: np.zeros(shape, np.float32) for name in real},
         "message_rewards": np.zeros((*shape, columns), np.float32),

@@ -101,7 +101,7 @@ def exact_prior(episode: Episode, listener: str, question: Question) -> np.ndarr
         return None
     seat = dond_environment.AGENTS.index(listener)
     game = context(episode)
-    item = next(i for i, name in enumerate(dond_rules.ITEMS) if name.removesuffix("s") in question.text)
+    item = next(i for i, name in enumerate(dond_rules.ITEMS) if name.removesuffix("s") in question.text.lower())
     partner = game.values[1 - seat][item]
     assert int(question.answer) == partner, (question, game)  # the question is about this item
     return dond_rules.prior(game.counts, game.values[seat])[item]  # (11,), candidate k is k points
@@ -168,12 +168,12 @@ def belief_moves(episode: Episode, turn: Turn, says: str, about: str = "") -> li
         question = after.question
         if after.role in INSIDERS or after.listener == turn.agent or after.step != turn.step + 1:
             continue
-        if about not in question.text:
+        if about not in question.text.lower():
             continue
         earlier = [
             b
             for b in episode.beliefs
-            if b.listener == after.listener and b.step < after.step and about in b.question.text
+            if b.listener == after.listener and b.step < after.step and about in b.question.text.lower()
         ]
         believed = [
             dict(zip(map(str.lower, b.question.candidates), b.probs, strict=True)) for b in (*earlier[-1:], after)

@@ -109,9 +109,9 @@ def password_metrics(
 def detected(
     people: Sequence[Speaker], rng: np.random.Generator, permutations: int = PERMUTATIONS
 ) -> tuple[Interval, float]:
-    """How often the detector tells label 1 from label 0 within a game, cross-validated by game; and its p-value.
+    """Measures how often the detector tells label 1 from label 0 within a game, and its p-value.
 
-    Each fold of games is scored by the forms of the others. The interval is a bootstrap over games, the p-value that of
+    Cross-validated: each fold of games is scored by the forms of the others. The interval is a bootstrap over games, the p-value that of
     a test that permutes labels within scenes (add-one estimate: Phipson and Smyth 2010).
     """
     counts = _counts(people, vocabulary(people))
@@ -131,7 +131,7 @@ def detected(
 
 
 def transferred(own: Sequence[Speaker], others: Sequence[Speaker], rng: np.random.Generator) -> Interval:
-    """How often the detector made of one set of games tells the labels apart in another."""
+    """Measures how often the detector made of one set of games tells the labels apart in another."""
     names = vocabulary(own)
     labels = np.array([p.label for p in own], float)[:, None]
     weights = form_weights(_counts(own, names), labels)

@@ -1,4 +1,4 @@
-"""What a message did to those who heard it, beside other messages in its place.
+"""Measures what a message did to those who heard it, beside other messages in its place.
 
 At a message, with the talk before it as it was, every listener hears another message and is asked again
 (`rollout/resampling.py`). The other message is one of

@@ -1,4 +1,4 @@
-"""What was said, heard and acted on in Deal or No Deal, in nats and points, beside a listener that makes no mistake.
+"""Measures what was said, heard and acted on in Deal or No Deal, beside a listener that makes no mistake.
 
 The exact listener knows the speaker's policy. What it believes of the speaker's values v after some messages is
 
@@ -15,7 +15,8 @@ belief, under its own, and without any talk. A claim is worth what the speaker's
 
 No listener that hears only the messages is better on average than the exact one. Where games are drawn from all valid
 contexts the prior is uniform over `partner_values`. Refused replies count as read and not as said. Left out: what a
-proposal says (its words are not heard), and messages whose author is no language model.
+proposal says (its words are not heard), silence, messages whose author is no language model, and in games of parts
+(format=structured) the choice to speak and all claims.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ def _speakers(game: int, episode: Episode, env: Any, agents: Mapping[str, Agent]
         stream, true = episode.streams[speaker].tokens, begun(values[seat])  # type: ignore[arg-type]
         assert stream[: len(true)] == true, "a stream does not begin with its game's opening"
         said = [t for t in episode.turns if t.agent == speaker and t.message and t.reply_ids]
-        spans = [(t.start - len(true), t.start + len(t.reply_ids) - len(true)) for t in said]
+        spans = [(t.start - len(true), t.start + (t.body[1] if t.cut else len(t.reply_ids)) - len(true)) for t in said]
         answers = [_answers(episode, listener, step) for step in (0, *(t.step + 1 for t in said))]
         if any(answer is None for answer in answers):
             continue  # a listener that is not asked: a scripted player

@@ -1,4 +1,4 @@
-"""Whom does a witness's message mean? An exact listener's answer in Among Us, in nats.
+"""Measures whom a witness's message means, by an exact listener in Among Us, in nats.
 
 Who knows the killer K has read K's name. A copy of its stream in which K and another living player c have changed names
 is the stream of a witness who knows that c did it. With the speaker's own model and a uniform prior over the n others,

@@ -66,7 +66,7 @@ class AdapterConfig:
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """What two adapters must share for one to go on from the other's weights."""
+        """Settings that two adapters must share for one to go on from the other's weights."""
         targets = self.targets if isinstance(self.targets, str) else tuple(sorted(self.targets))
         return self.rank, self.alpha, targets
 
@@ -91,7 +91,7 @@ def adapted(base: Policy, config: AdapterConfig, seed: int = 0) -> Policy:
     """
     assert base.adapter is None, "an adapter over an adapter"
     memo: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in base.lm.parameters()}
-    memo[id(base.tokens)] = base.tokens
+    memo[id(base.tokens)] = copy.copy(base.tokens)  # how it reads questions may differ
     policy: Policy = copy.deepcopy(base, memo)
     _inject(policy.lm, config)
     policy.adapter = Adapter(config, base)
@@ -104,6 +104,15 @@ def adapted(base: Policy, config: AdapterConfig, seed: int = 0) -> Policy:
             nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator)
             parameter.data.copy_(drawn)
     return policy.eval()
+
+
+def copied(policy: Policy) -> Policy:
+    """Copies a policy; an adapted one's copy shares the frozen weights."""
+    memo: dict[int, Any] = {}
+    if policy.adapter:
+        memo = {id(policy.adapter): policy.adapter}
+        memo |= {id(weight): weight for name, weight in policy.named_parameters() if not is_own(name)}
+    return copy.deepcopy(policy, memo)
 
 
 @torch.no_grad()

@@ -355,7 +355,8 @@ class View:
 
     def _ask_beside(self, question: Question, step: int) -> None:
         """Asks in a branch: the tokens that `_ask` would append, up to the place of the answer."""
-        assert self.stream.tokens, "a question before the opening"
+        if not self.stream.tokens:
+            raise UserError(f"{question.text}: asked before the player has read anything. Ask it after the opening")
         length = len(self.stream)
         aside = View(self.tokens, Stream([*self.stream.tokens], [*self.stream.kinds]))
         aside._ask(question, step)

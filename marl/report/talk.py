@@ -82,7 +82,7 @@ def _bars(
                 continue
             at, value = row + (i - (len(found) - 1) / 2) * height, own[metric]
             means.append(value.mean)
-            axes.barh(at, value.mean, height * 0.9, color=PAPER[i], label=player if row == 0 else None)
+            axes.barh(at, value.mean, height * 0.9, color=PAPER[i % len(PAPER)], label=player if row == 0 else None)
             axes.plot([value.low, value.high], [at, at], color="#333333", linewidth=1.2)
             axes.text(max(value.mean, value.high, 0.0), at, f" {number(value.mean)}", va="center", fontsize=8)
     axes.set_yticks(range(len(shown)), list(shown.values()))

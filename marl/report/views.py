@@ -179,7 +179,7 @@ def truth_of(belief: dict[str, Any], question: dict[str, Any]) -> float:
 
 def topic(question: str) -> str:
     """A short label of a question: `books` for a question about the value of a book, else the question itself."""
-    return next((item for item in dond_rules.ITEMS if item.removesuffix("s") in question), question)
+    return next((item for item in dond_rules.ITEMS if item.removesuffix("s") in question.lower()), question)
 
 
 # --- Among Us ---------------------------------------------------------------------------------------------------------

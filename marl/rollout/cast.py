@@ -47,6 +47,9 @@ class Seats:
             raise UserError(f"cast.*.pool={self.pool}: must not be negative")
         if self.pick not in PICKS:
             raise UserError(f"cast.*.pick={self.pick}: must be one of {', '.join(PICKS)}")
+        for name in (self.player, self.partner):
+            if name.startswith(PAST):
+                raise UserError(f"cast.*: {name} is no player to name. Set cast.*.pool for past selves")
         if self.pool and self.player not in LEARNERS:
             raise UserError(
                 f"cast.*.pool={self.pool}: {self.player} does not learn, so it has no past selves; must be 0"
@@ -54,7 +57,7 @@ class Seats:
 
     @property
     def beside(self) -> str:
-        """Who holds the partners' seats."""
+        """Name of the player in the partners' seats."""
         return f"{PAST}{self.player}" if self.pool else self.partner
 
     def today(self) -> Seats:

@@ -226,8 +226,10 @@ def _hear(
         forks = [fork for slot, own in zip(slots, which, strict=True) for fork in engine.fork(slot, len(own))]
         heard = [(stop, j) for stop, own in zip(stops, which, strict=True) for j in own]
         new = [(fork, chunk) for fork, (stop, j) in zip(forks, heard, strict=True) if (chunk := stop.chunks[j])]
-        hidden = engine.read([fork for fork, _ in new], [chunk for _, chunk in new])
-        states = dict(zip((fork for fork, _ in new), hidden.split([len(chunk) for _, chunk in new]), strict=True))
+        states = {}
+        if new:
+            hidden = engine.read([fork for fork, _ in new], [chunk for _, chunk in new])
+            states = dict(zip((fork for fork, _ in new), hidden.split([len(chunk) for _, chunk in new]), strict=True))
         for fork, (stop, j) in zip(forks, heard, strict=True):
             game, listener = seat_of[id(stop)]
             asked = stop.asked[j]

@@ -181,7 +181,7 @@ def make_once(path: Path, make: Callable[[], object], report: Callable[[str], No
 def save_policy(folder: str | Path, policy: Policy, card: Mapping[str, Any]) -> None:
     """Saves model, tokenizer, value head, and a card that describes the policy (policy.json).
 
-    Of an adapted policy the adapter alone, as peft reads it; the card names its base.
+    An adapted policy's adapter is saved alone, as peft reads it; the card names its base.
     """
     name = policy.lm.name_or_path or ""
     if policy.adapter:
@@ -254,8 +254,7 @@ def load_policy(
         policy = _load_adapted(folder, device, size, over)
     else:
         policy = pretrained(str(folder), size, seed=0, exact=True, dtype=dtype)  # the seed fixes a new head
-    if read_card(folder).get("questions") == "beside":
-        read_questions(policy.tokens, policy.lm, "beside")
+    read_questions(policy.tokens, policy.lm, str(read_card(folder).get("questions", "stream")))
     if size == own_size:
         try:
             policy.value_head.load_state_dict(head)

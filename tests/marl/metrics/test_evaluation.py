@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from envs.core import TurnKind
+from envs.core import Style, TurnKind
 from envs.dond import environment as dond_environment
 from envs.dond import rules as dond_rules
 from marl.metrics.beliefs import belief_by_message, belief_metrics, belief_table, exact_prior, grade
@@ -17,6 +17,7 @@ from marl.metrics.games import among_us_metrics, dond_metrics
 from marl.metrics.stats import Interval, wilson
 from marl.metrics.talk import effective_number, talk_metrics, vocabulary
 from marl.metrics.training import episode_metrics
+from marl.report.views import topic
 from marl.types import Payment, Turn
 from tests.marl.episodes import (
     CONTEXT,
@@ -148,6 +149,16 @@ def test_grade_of_several_true_answers_by_hand() -> None:
     assert grade(np.array([0.1, 0.6, 0.3]), 2, (0,)).accuracy == 0
     chance = grade(np.full(5, 0.2), 1, (4,))
     assert (chance.accuracy, chance.log_loss, chance.brier) == pytest.approx((0.4, math.log(2.5), 0.36 + 0.12))
+
+
+@pytest.mark.parametrize("style", [style.value for style in Style])
+def test_questions_of_every_style_are_known_by_their_item(style: str) -> None:
+    env = dond_environment.DealOrNoDeal(style=style)
+    _, infos = env.reset(options={"counts": CONTEXT.counts, "values": CONTEXT.values})
+    for number, question in enumerate(infos["player_0"]["questions"]):
+        assert topic(question.text) == dond_rules.ITEMS[number]
+        prior = exact_prior(deal_game(), "player_0", question)
+        np.testing.assert_allclose(prior, dond_rules.prior(CONTEXT.counts, CONTEXT.values[0])[number])
 
 
 def test_exact_prior_is_of_the_right_item_and_seat() -> None:

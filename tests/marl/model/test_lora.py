@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConf
 from marl.common.errors import UserError
 from marl.learning.config import UpdateConfig
 from marl.learning.update import make_optimizer, update
-from marl.model.lora import AdapterConfig, adapted, adapter_bytes, chosen_layers, dropping, is_own, merged
+from marl.model.lora import AdapterConfig, adapted, adapter_bytes, chosen_layers, copied, dropping, is_own, merged
 from marl.model.optim import trained
 from marl.model.policy import Policy, half, load_config, load_lm, load_tokenizer, pretrained, take_weights
 from marl.model.tokens import Tokens
@@ -184,6 +184,23 @@ def test_adapters_that_are_loaded_share_one_base(tmp_path: Path) -> None:
     assert one.adapter is not None and two.adapter is not None and one.adapter.base is two.adapter.base
     assert one.privileged_size == 0 and two.privileged_size == 3  # a critic that reads other facts is a new one
     assert not torch.equal(logits(one), logits(two))
+
+
+def test_adapters_over_one_base_read_questions_in_their_own_way(tmp_path: Path) -> None:
+    base = tiny_policy(context=1024)
+    one, other = adapted(base, SMALL), adapted(base, SMALL)
+    other.tokens.beside = True
+    assert not one.tokens.beside and not base.tokens.beside
+
+
+def test_a_copy_of_an_adapted_policy_shares_the_frozen_weights() -> None:
+    policy = moved(adapted(tiny_policy(context=1024), SMALL))
+    twin = copied(policy)
+    for (name, ours), theirs in zip(policy.named_parameters(), twin.parameters(), strict=True):
+        assert torch.equal(ours, theirs) and (ours is theirs) is not is_own(name)
+    assert twin.adapter is policy.adapter
+    plain = tiny_policy(context=1024)
+    assert not any(a is b for a, b in zip(plain.parameters(), copied(plain).parameters(), strict=True))
 
 
 def test_weights_in_bfloat16_with_an_adapter_in_float32(tmp_path: Path) -> None:
