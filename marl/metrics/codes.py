@@ -111,8 +111,8 @@ def detected(
 ) -> tuple[Interval, float]:
     """Measures how often the detector tells label 1 from label 0 within a game, and its p-value.
 
-    Cross-validated: each fold of games is scored by the forms of the others. The interval is a bootstrap over games, the p-value that of
-    a test that permutes labels within scenes (add-one estimate: Phipson and Smyth 2010).
+    Cross-validated: each fold of games is scored by the forms of the others. The interval is a bootstrap over games,
+    the p-value that of a test that permutes labels within scenes (add-one estimate: Phipson and Smyth 2010).
     """
     counts = _counts(people, vocabulary(people))
     games = np.unique([p.game for p in people], return_inverse=True)[1]

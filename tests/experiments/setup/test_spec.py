@@ -146,7 +146,7 @@ cast.negotiator.partners=2.5 | cast.negotiator.partners=2.5: there are only 2 se
 cast.negotiator.pool=-1 | pool=-1: must not be negative
 cast.negotiator.pool=2 | cast.negotiator.pool=2: past selves hold no seat; set cast.negotiator.partners
 cast.negotiator.partner=past_learner | past_learner is no player to name. Set cast.*.pool for past selves
-env=among_us cast={crewmate:{player:learner,partners:1,pool:5},imposter:{player:learner,partners:0.5,pool:7}} | two roles have past
+env=among_us cast.crewmate.pool=5 cast.imposter={player:learner,partners:0.5,pool:7} | two roles have past selves
 cast.negotiator.pick=best | pick=best: must be one of uniform, wins
 env=among_us cast.imposter.pool=2 cast.imposter.partners=0.5 | base does not learn, so it has no past selves
 +eval.cast.negotiator.pool=2 | eval.cast.negotiator.pool=2: past selves play in training

@@ -57,7 +57,7 @@ class Reader:
 
     device = torch.device("cpu")
 
-    def hidden(self, tokens: Tensor) -> Tensor:
+    def hidden(self, tokens: Tensor, *places: Tensor) -> Tensor:
         return torch.nn.functional.one_hot(tokens, 12).float()[..., : WIDTH + 4]
 
 
