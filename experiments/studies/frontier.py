@@ -125,6 +125,8 @@ def main(cfg: DictConfig) -> None:
         made = Path(cfg.data.table)
         with reading(made):
             return draw(read_table(made), cfg.opponents, Path(cfg.publish or made.parent) / "figure.svg")
+    if not cfg.data.dond:
+        raise UserError("data.dond has to be set: add data.dond=DIR, the folder of the human dialogues.")
     parts = play_spec(cfg)
     check(cfg, parts)
     planners, place = planners_of(cfg, parts), begin(cfg)

@@ -490,8 +490,7 @@ def test_null_is_taken_wherever_a_comment_says_what_it_means() -> None:
         ("crossplay players=[/*,random]", "players=/*: must be one run's name; in runs no finished run matches"),
         (
             "frontier compare=null",  # which is not refused
-            "base.data=human needs the human dialogues. Give their folder as data.dond=DIR (files data.txt, val.txt, "
-            "test.txt of facebookresearch/end-to-end-negotiator, src/data/negotiate)",
+            "data.dond has to be set: add data.dond=DIR, the folder of the human dialogues.",
         ),
         ("train env=null", "env=null does not fit: choose one of among_us, dond."),
         ("train -m tracker=jsonl,null", "tracker=null does not fit: choose one of jsonl, wandb."),
