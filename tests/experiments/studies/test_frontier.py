@@ -208,7 +208,7 @@ def test_a_whole_frontier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert len(kept) == 3 and "nothing to compare with" in capsys.readouterr().out
     rows = list(csv.DictReader((tmp_path / "runs/cells/frontier/table.csv").read_text().splitlines()))
     assert list(rows[0]) == ["arm", "metric", "mean", "low", "high", "seeds", "games"]
-    assert "Objective 0." in (tmp_path / "runs/cells/frontier/figure.svg").read_text()
+    assert "Score against" in (tmp_path / "runs/cells/frontier/figure.svg").read_text()
     planned = {f"{variant}_{x}" for variant in ("plan", "reply", "mirror") for x in ("0.1", "1")}
     assert {row["arm"] for row in rows} == {"anchor", *planned}
     assert all(v for r in rows for v in r.values())
