@@ -282,7 +282,10 @@ def _folder(name: str, failed: str) -> Path:
     if (name.startswith(("/", ".", "~")) or name.count("/") > 1) and not Path(name).is_dir():
         home = " (write out what ~ stands for)" if name.startswith("~") else ""
         raise UserError(f"{called(name)}: {failed}: there is no such folder{home}")
-    return Path(name)
+    folder = Path(name)
+    if folder.is_dir() and any(folder.glob("*.gguf")) and not any(folder.glob("*.safetensors")):
+        raise UserError(f"{called(name)}: {failed}: the folder has GGUF weights. Name one with safetensors")
+    return folder
 
 
 def load_lm(name: str | Path, dtype: torch.dtype = torch.float32, *, exact: bool = False) -> PreTrainedModel:
@@ -373,8 +376,6 @@ def _hint(name: str) -> str:
     kinds = {path.suffix for path in files}
     if (Path(name) / "adapter_config.json").is_file():
         return ". The folder has an adapter: name its base, or merge the two (marl.merge)."
-    if ".safetensors" not in kinds and ".gguf" in kinds:
-        return ". The folder has GGUF weights: name the model's safetensors folder."
     if ".safetensors" not in kinds and kinds & {".bin", ".pt", ".pth", ".ckpt"}:
         return ". The folder has pickled weights, which may run code and are not read: save them as safetensors."
     return ". Restore the folder, or make it again." if _is_ours(name) else ". Get the model again, or name another."

@@ -321,4 +321,6 @@ def test_weights_in_other_formats_are_refused_by_theirs(model: Path, tmp_path: P
     assert not (tmp_path / "ran").exists()
     (model / "config.json").unlink()
     (model / "model-q4.gguf").write_bytes(b"GGUF")
-    assert "The folder has GGUF weights" in refused(model)
+    assert "the folder has GGUF weights" in refused(model)
+    with pytest.raises(UserError, match="the folder has GGUF weights"):  # before a tokenizer or a size is asked for
+        load_config(str(model))
