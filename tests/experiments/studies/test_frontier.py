@@ -164,7 +164,7 @@ def test_a_run_made_again_under_its_name_has_a_cell_of_its_own(tmp_path: Path) -
     cfg, files = settings(f"runs={tmp_path}", "compare=x-*"), []
     run, base = tmp_path / "x-full-s1", tmp_path / "bases" / "here"
     run.mkdir()
-    (run / "config.yaml").touch()
+    (run / "config.yaml").write_text("env: {game: dond, style: compact}\nalgo: {}\n")
     (run / "run.json").write_text(json.dumps({"arm": "full", "seeds": [1], "base": "here"}))
     save_policy(base, negotiator(), {"game": "dond"})
     for policy in (negotiator(), negotiator(), other_weights(negotiator())):
@@ -217,7 +217,7 @@ def test_a_whole_frontier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     shutil.copytree(base, run / "policy")
     card = {"arm": "ppo_0.1", "seeds": [1], "base": base.name, "command": "train.py"}
     (run / "run.json").write_text(json.dumps(card))
-    (run / "config.yaml").touch()
+    (run / "config.yaml").write_text("env: {game: dond, style: compact}\nalgo: {}\n")
     frontier.main(cfg)  # nothing is played again
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     table, differences = (
@@ -225,7 +225,7 @@ def test_a_whole_frontier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         for path in (tmp_path / f"runs/cells/frontier/{name}.csv" for name in ("table", "differences"))
     )
     lines = (tmp_path / "runs/cells/frontier/cards.jsonl").read_text().splitlines()
-    assert [json.loads(line)["run"] for line in lines] == ["frontier", run.name]
+    assert {json.loads(line)["run"] for line in lines} == {"frontier", run.name}
     same = [name for arm, name in table if arm == "run_ppo_0.1"]  # the base itself, under another name
     assert len(same) == 6 and all(float(differences["run_ppo_0.1 - anchor", name]["mean"]) == 0 for name in same)
 
