@@ -150,3 +150,6 @@ def test_messages_go_across_unchanged_and_pass_for_nothing_else_in_either_style(
     assert " blue says hm. green say it-say kill-red [END]" in heard["player_3"]
     heard = meeting({"player_2": "natural"}, " I saw ORANGE says [END]")  # of a compact speaker, as always
     assert 'Blue says: "i saw orange say"\n' in heard["player_2"]
+
+
+# --- Limits -----------------------------------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from experiments.setup.players import in_runs
 from marl.agents.text import TextAgent
 from marl.common.errors import UserError
 from tests.composing import configure
-from tests.runs import lines
 
 
 @pytest.fixture
@@ -54,23 +53,34 @@ def test_options_are_numbered_and_speech_gets_its_end(
     assert person.log[:2] == ["at lab", "you> go_south"]
 
 
+@pytest.mark.parametrize("opponent", ["random", "careful"])
+def test_a_game_of_among_us_is_played_and_recorded(
+    opponent: str, typing: Callable[[Iterator[str]], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typing(iter(["1"] * 500))
+    play.main(
+        configure("play", "env=among_us", f"opponent={opponent}", "games=2", "env.max_steps=40", f"out={tmp_path}")
+    )
+    shown = capsys.readouterr().out
+    assert "Choose by the number of an option" in shown and "[propose]" not in shown and "env.style" not in shown
+    games = [json.loads(line) for line in (tmp_path / "episodes-001.jsonl").read_text().splitlines()]
+    assert len(games) == 2 and not (tmp_path / "unfinished-001.txt").exists()
+    for game in games:
+        assert sorted(game["players"].values()) == sorted(["human", *[opponent] * 4])
+        own = [turn for turn in game["turns"] if game["players"][turn["agent"]] == "human"]
+        assert own and not any(turn["error"] for turn in own)
+
+
 @pytest.mark.parametrize("style", ["compact", "natural"])
-def test_games_of_among_us_are_played_in_natural_words_and_recorded(
+def test_a_person_reads_natural_words_and_scripts_speak_them(
     style: str, typing: Callable[[Iterator[str]], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever the game's style is: a person reads natural words, and scripts speak them."""
     typing(iter(["1"] * 500))
     settings = ["env=among_us", "opponent=careful", f"env.style={style}", "env.cooldown=1", "env.messages_each=1"]
     play.main(configure("play", *settings, "games=6", "env.max_steps=60", f"out={tmp_path}"))
     shown = capsys.readouterr().out
-    assert "Choose by the number of an option" in shown and "[propose]" not in shown and "env.style" not in shown
     assert "You play Among Us on a grid of rooms" in shown and " at bridge" not in shown
-    games = lines(tmp_path / "episodes-001.jsonl")
-    assert len(games) == 6 and not (tmp_path / "unfinished-001.txt").exists()
-    for game in games:
-        assert sorted(game["players"].values()) == sorted(["human", *["careful"] * 4])
-        own = [turn for turn in game["turns"] if game["players"][turn["agent"]] == "human"]
-        assert own and not any(turn["error"] for turn in own)
+    games = [json.loads(line) for line in (tmp_path / "episodes-001.jsonl").read_text().splitlines()]
     said = [t["message"] for g in games for t in g["turns"] if t["message"] and g["players"][t["agent"]] == "careful"]
     assert said and all(message[0].isupper() for message in said)
     assert f'says: "{said[0]}"' in shown
@@ -84,7 +94,7 @@ def test_a_deal_is_negotiated(
     play.main(configure("play", "opponent=scripted", "env.max_entries=6", f"out={tmp_path}"))
     shown = capsys.readouterr().out
     assert "[propose] (1 books, 0 hats, 2 balls)" in shown and "Choose by the number" not in shown
-    (game,) = lines(tmp_path / "episodes-001.jsonl")
+    (game,) = [json.loads(line) for line in (tmp_path / "episodes-001.jsonl").read_text().splitlines()]
     assert sorted(game["players"].values()) == ["human", "scripted"]
     first = next(turn for turn in game["turns"] if game["players"][turn["agent"]] == "human")
     assert first["error"]  # it had no tag, and was asked for again
@@ -200,7 +210,7 @@ def test_each_start_deals_other_games_and_a_seed_deals_them_again(
         play.main(configure("play", "opponent=careful", "games=2", f"out={tmp_path}", *settings))
     dealt = []
     for number in (1, 2, 3):
-        games = lines(tmp_path / f"episodes-00{number}.jsonl")
+        games = [json.loads(line) for line in (tmp_path / f"episodes-00{number}.jsonl").read_text().splitlines()]
         dealt.append([game["facts"] for game in games])
         for game in games:
             own = [turn for turn in game["turns"] if game["players"][turn["agent"]] == "human"]

@@ -7,15 +7,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from experiments import train
-from tests.composing import DOND, run_folder
+from tests.composing import DOND, config_hash, run_folder
 from tests.composing import configure as composed
 from tests.experiments.test_faults import attempt
-from tests.runs import identical, lines
 from tests.torture import KINDS, configure, contents
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +25,6 @@ ALL_KINDS = f"""
 import sys
 from pathlib import Path
 from experiments import train
-from tests.runs import identical, lines
 from tests.torture import KINDS, configure
 for kind in KINDS:
     train.main(configure(kind, Path(kind), *{SHORT}))
@@ -46,10 +46,27 @@ def test_fresh_processes_give_the_same_runs(tmp_path: Path) -> None:
         assert one and sorted(name for name in {*one, *other} if one.get(name) != other.get(name)) == [], kind
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_only_measured_changes_nothing_that_is_learned(kind: str, tmp_path: Path) -> None:
+    measured = ("loss.world_model={_target_:marl.losses.world_model.WorldModelLoss,weight:0.0}",)
+    measured += ("eval.games=3", "eval.seed=3", "eval.final_games=2", "eval.every=2")
+    trained: list[list[dict[str, Any]]] = []
+    policies: list[dict[str, torch.Tensor]] = []
+    for number, changes in enumerate((("loss.world_model=null",), measured)):
+        cfg = configure(kind, tmp_path / str(number), *SHORT, *changes)
+        train.main(cfg)
+        rows = [json.loads(line) for line in (run_folder(cfg) / "metrics.jsonl").read_text().splitlines()]
+        trained.append([row for row in rows if row["phase"] == "train"])
+        policies.append(load_file(run_folder(cfg) / "policy" / "model.safetensors"))
+    assert all(row.pop("loss/world_model") for row in trained[1])
+    assert trained[0] == trained[1] and len(trained[0]) == 2
+    assert all(torch.equal(policies[0][name], tensor) for name, tensor in policies[1].items())
+
+
 TINY = (*DOND, "base.games=100", "loss.imitation.weight=0.1")
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("no_pages")
 def test_a_run_leaves_nothing_in_its_process(bases: Path, tmp_path: Path) -> None:
     """As jobs of a sweep, one after another: the same run before and after one of other settings, from its base on."""
@@ -76,27 +93,41 @@ def test_two_threads_give_the_same_run_each_time(tmp_path: Path) -> None:
     assert any(name.endswith("metrics.jsonl") for name in both[0])
 
 
-@pytest.mark.slow
+@pytest.fixture(scope="module")
+def unmeasured(bases: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unmeasured")
+    train.main(composed("train", *DOND, "reward.speaking=null", f"runs={folder / 'runs'}", f"cache={bases}"))
+    return folder
+
+
 @pytest.mark.usefixtures("no_pages")
 @pytest.mark.parametrize(
     "measured",
     [
-        ("reward.speaking.weight=0",),
-        ("reward.speaking=null", "loss=plan", "loss.plan.weight=0", "algo.planner.iterations=5"),
+        ("reward.speaking=null", "tracker=wandb"),
+        pytest.param(("reward.speaking.weight=0",), marks=pytest.mark.slow),
+        pytest.param(
+            ("reward.speaking=null", "loss=plan", "loss.plan.weight=0", "algo.planner.iterations=5"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_is_only_noted_changes_nothing_that_is_learned(
-    measured: tuple[str, ...], bases: Path, tmp_path: Path
+    measured: tuple[str, ...], unmeasured: Path, bases: Path, tmp_path: Path
 ) -> None:
-    ours, theirs = (
-        train.main(composed("train", *DOND, *own, f"runs={tmp_path / str(number)}", f"cache={bases}"))
-        for number, own in enumerate((("reward.speaking=null",), measured))
-    )
-    rows = [lines(run / "metrics.jsonl") for run in (ours, theirs)]
-    for mine, other in zip(*rows, strict=True):
-        assert mine == {name: value for name, value in other.items() if name in mine}
+    cfg = composed("train", *DOND, *measured, f"runs={tmp_path / 'runs'}", f"cache={bases}")
+    train.main(cfg)
+    (one,), (other,) = (list(folder.glob("runs/*/metrics.jsonl")) for folder in (unmeasured, tmp_path))
+    rows = [[json.loads(line) for line in path.read_text().splitlines()] for path in (one, other)]
+    for ours, theirs in zip(*rows, strict=True):
+        assert ours == {name: value for name, value in theirs.items() if name in ours}
+    tracked = [folder.name.rpartition("-")[2] for folder in run_folder(cfg).glob("wandb/offline-run-*")]
+    assert tracked == ([config_hash(cfg)] if "tracker=wandb" in measured else [])
+    for record in run_folder(cfg).glob("wandb/offline-run-*/*.wandb"):
+        kept = record.read_bytes()
+        for text in (f"report-{config_hash(cfg)}", "trained/game/score/high", cfg.name, cfg.arm):
+            assert text.encode() in kept, text
     noted = {"reward/speaking", "loss/plan"} & rows[1][1].keys()
-    assert noted
-    for name in noted - {"loss/plan"}:  # these few games may have no proposal to plan
-        assert any(row[name] for row in rows[1] if row["phase"] == "train"), name
-    assert identical(ours / "policy", theirs / "policy")
+    assert all(any(row[name] for row in rows[1] if row["phase"] == "train") for name in noted), noted
+    tensors = [load_file(path.parent / "policy" / "model.safetensors") for path in (one, other)]
+    assert all(torch.equal(tensors[0][name], tensor) for name, tensor in tensors[1].items())

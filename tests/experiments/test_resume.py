@@ -6,17 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from experiments import learning, train
-from experiments.setup import devices, record, work
+from experiments.setup import devices, work
 from marl.common.errors import UserError
 from marl.common.files import read_json
 from marl.report.transcripts import read_episodes
 from marl.storage.checkpoint import folder_digest, load_policy, read_card, read_state, save_policy
 from marl.storage.folder import hardware
 from marl.storage.tracking import JsonlTracker
-from tests import runs
 from tests.composing import DOND, configure, run_folder
 from tests.marl.models import hf_tokenizer, random_lm, save
 from tests.torture import contents
@@ -37,8 +36,17 @@ def go_on(folder: Path, *overrides: str) -> Path:
 
 def stop(folder: Path, *overrides: str) -> Path:
     """Trains two of three iterations, as if killed then. Returns the run's folder."""
-    cfg = three_iterations(folder, *overrides)
-    runs.stop(cfg, 2)
+    cfg, save = three_iterations(folder, *overrides), learning.save_training
+
+    def saving(checkpoints: Path, iteration: int, *rest: Any) -> None:
+        save(checkpoints, iteration, *rest)
+        if iteration == 2:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(learning, "save_training", saving)
+        with pytest.raises(KeyboardInterrupt):
+            train.main(cfg)
     return run_folder(cfg)
 
 
@@ -136,6 +144,16 @@ CONTEXTS = "1 4 4 1 1 2\n1 0 4 2 1 2\n"
 OTHERS = "3 1 1 5 2 1\n3 2 1 2 2 1\n"
 
 
+def test_an_edited_file_of_contexts_is_refused(bases: Path, tmp_path: Path) -> None:
+    file = tmp_path / "contexts.txt"
+    file.write_text(CONTEXTS)
+    own = (f"env.contexts={file}", "env.split=all", "eval.env.split=all", "base.games=20", f"cache={bases}")
+    stop(tmp_path, *own)
+    file.write_text(OTHERS)
+    with pytest.raises(UserError, match=r"contexts\.txt is not what this run began with: .* put the old one back, or"):
+        go_on(tmp_path, *own)
+
+
 def test_games_of_the_base_are_of_the_same_contexts(bases: Path, tmp_path: Path) -> None:
     file, facts = tmp_path / "contexts.txt", []
     for seed, text in enumerate((CONTEXTS, OTHERS)):
@@ -151,11 +169,12 @@ def test_games_of_the_base_are_of_the_same_contexts(bases: Path, tmp_path: Path)
     assert first == trained and second == again and first[0] == [1, 4, 1] and second[0] == [3, 1, 2]
 
 
-def test_another_run_that_was_replaced_is_refused(stopped: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["cast.negotiator={{partner:{0},partners:1}}", "init.learner={0}"])
+def test_another_run_that_was_replaced_is_refused(stopped: Path, tmp_path: Path, place: str) -> None:
     (base,) = (tmp_path / "bases").glob("dond-*")
     policy, other = load_policy(base), tmp_path / "other"
     save_policy(other / "policy", policy, {"game": "dond"})
-    own = (f"cast.negotiator={{partner:{other},partners:1}}", "seed=1")
+    own = (place.format(other), "seed=1")
     stop(tmp_path, *own)
     with torch.no_grad():
         next(policy.lm.parameters()).add_(0.01)
@@ -168,14 +187,12 @@ def test_other_software_or_hardware_is_told(
     stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(work, "hardware", lambda: {**hardware(), "instructions": "AVX9"})
-    monkeypatch.setattr(record, "git_commit", lambda: "new code")
     go_on(tmp_path)
     told = f"this run was begun with instructions={hardware()['instructions']}, here AVX9: its last digits"
     assert told in capsys.readouterr().out
-    card = read_json(stopped / "run.json")
-    assert card["git_commit"].endswith(", new code")
-    assert [each["instructions"] for each in card["made_with"]] == [hardware()["instructions"], "AVX9"]
-    assert {"torch", "transformers", "device", "deterministic", "processes", "threads"} <= card["made_with"][0].keys()
+    made_with = read_json(stopped / "run.json")["made_with"]
+    assert [each["instructions"] for each in made_with] == [hardware()["instructions"], "AVX9"]
+    assert {"torch", "transformers", "device", "deterministic", "processes", "threads"} <= made_with[0].keys()
 
 
 def test_a_folder_that_is_moved_away_is_named(bases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,6 +207,16 @@ def test_a_folder_that_is_moved_away_is_named(bases: Path, tmp_path: Path, monke
     with pytest.raises(UserError, match=r"was moved or removed during its run\. Put it back"):
         train.main(cfg)
     assert not run_folder(cfg).exists(), "something was left at the old place"
+
+
+def test_a_finished_run_whose_configuration_was_edited_is_refused(bases: Path, tmp_path: Path) -> None:
+    cfg = configure("train", *DOND, "algo.iterations=1", "eval.games=0", f"runs={tmp_path}", f"cache={bases}")
+    train.main(cfg)
+    settings = OmegaConf.load(run_folder(cfg) / "config.yaml")
+    settings.algo.games = 999
+    OmegaConf.save(settings, run_folder(cfg) / "config.yaml")
+    with pytest.raises(UserError, match=r"config\.yaml was edited \(algo\.games=999, here 4\)"):
+        train.main(cfg)
 
 
 def test_damaged_games_of_the_base_are_named_and_then_played_again(stopped: Path, tmp_path: Path) -> None:
@@ -223,13 +250,9 @@ def test_games_of_a_base_that_cannot_be_written_are_kept_with_the_run(
 
 
 def test_the_best_is_kept_where_it_was_evaluated(bases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also between two checkpoints that are due; and metrics are on the disk before a checkpoint counts them."""
+    """Also between two checkpoints that are due."""
     scores = iter([0.0, 3.0, 9.0, 1.0, 2.0])  # of the base, and after each iteration
     monkeypatch.setattr(learning, "watch", lambda *_: next(scores))
-    done: list[str] = []
-    sync, save = JsonlTracker.sync, learning.save_training
-    monkeypatch.setattr(JsonlTracker, "sync", lambda tracker: done.append("sync") or sync(tracker))
-    monkeypatch.setattr(learning, "save_training", lambda *given: done.append("save") or save(*given))
     cfg = configure(
         "train", *DOND, "algo.iterations=4", "eval.every=1", "checkpoint.every=4", "checkpoint.keep=1",
         f"runs={tmp_path}", f"cache={bases}",
@@ -237,7 +260,17 @@ def test_the_best_is_kept_where_it_was_evaluated(bases: Path, tmp_path: Path, mo
     train.main(cfg)
     kept = sorted(path.name for path in (run_folder(cfg) / "checkpoints").iterdir())
     assert kept == ["iteration-000002", "iteration-000004"]
-    assert done == ["sync", "save"] * (len(done) // 2) and len(done) >= 4
+
+
+def test_metrics_are_on_the_disk_before_a_checkpoint_counts_them(
+    bases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    sync, save = JsonlTracker.sync, learning.save_training
+    monkeypatch.setattr(JsonlTracker, "sync", lambda tracker: done.append("sync") or sync(tracker))
+    monkeypatch.setattr(learning, "save_training", lambda *given: done.append("save") or save(*given))
+    train.main(configure("train", *DOND, "eval.games=0", f"runs={tmp_path}", f"cache={bases}"))
+    assert done == ["sync", "save"] * 2
 
 
 def test_threads_of_one_job_are_not_those_of_the_next() -> None:

@@ -155,6 +155,13 @@ def test_golden_playthroughs(name: str) -> None:
     assert playthrough(*GAMES[name])[0] == (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("style", STYLES)
+def test_a_seed_and_the_actions_determine_the_whole_episode(style: str) -> None:
+    rules: dict[str, Any] = {"layouts": [[1, 3], [2, 2]], "tasks_range": [3, 5]}
+    assert playthrough(style, 7, rules) == playthrough(style, 7, rules)
+    assert playthrough(style, 7, rules) != playthrough(style, 8, rules)
+
+
 def test_ansi_shows_the_whole_state() -> None:
     table = scattered(render_mode="ansi")
     table(orange="kill_red", yellow="go_north", green="do_task")

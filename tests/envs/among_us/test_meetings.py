@@ -237,7 +237,7 @@ def test_the_vote_cannot_ask_about_all_names() -> None:
 
 @pytest.mark.parametrize("style", ["compact", "natural"])
 def test_infos_say_which_votes_of_crewmates_are_true(style: str) -> None:
-    """Votes for the living imposters are true, at the vote alone; no observation says so."""
+    """Those for the living imposters, at the vote alone; no observation says so."""
     table = Table(SEVEN, players=7, imposters=2, cooldown=0, style=style)
     assert all("truths" not in info for info in table.infos.values())
     table(green="kill_red")
@@ -253,6 +253,17 @@ def test_infos_say_which_votes_of_crewmates_are_true(style: str) -> None:
     table(green="kill_orange")
     table(blue="report_orange").talk()
     assert table.info("blue")["truths"] == both[1:]
+
+
+def test_each_style_names_all_imposters_in_its_own_words() -> None:
+    for style, first, other in (("compact", "purple", "green"), ("natural", "Purple", "Green")):
+        table = Table(SEVEN, players=7, imposters=2, cooldown=0, style=style, candidates="all_names")
+        table(green="kill_red")
+        table(blue="report_red")
+        for name in ("blue", "green"):
+            (question,) = table.info(name)["questions"]
+            assert (question.answer, question.also) == (first, (other,))
+            assert (question.answer_index, question.also_indices) == (5, (2,))
 
 
 # --- Replies that the rules refuse ------------------------------------------------------------------------------------

@@ -132,6 +132,22 @@ def test_pettingzoo_api() -> None:
         seed_test(lambda style=style: dond.env(style=style), num_cycles=10)  # type: ignore[misc]
 
 
+def test_the_aec_form_plays_the_same_game() -> None:
+    env = dond.env(style="compact", objective=0)
+    env.reset(seed=0, options=START)
+    replies = iter([HATS, FINE, TAKE, LEAVE])
+    rewards = {}
+    for agent in env.agent_iter():
+        seen, reward, terminated, truncated, info = env.last()
+        rewards[agent] = reward
+        if terminated or truncated:
+            assert info["outcome"]["points"] == {"player_0": 7, "player_1": 3}
+            env.step(None)
+        else:
+            env.step(next(replies) if seen["turn"] == TurnKind.SPEAK else "any other text is ignored")
+    assert rewards == {"player_0": 7.0, "player_1": 3.0}
+
+
 @pytest.mark.parametrize(("objective", "rewards"), [(0, (7, 3)), (1, (10, 10)), (-1, (4, -4)), (0.5, (8.5, 6.5))])
 def test_a_deal_pays_the_objective(objective: float, rewards: tuple[float, float]) -> None:
     env = dond.parallel_env(objective=objective)

@@ -5,6 +5,7 @@ Published numbers need selfplay.txt and data.txt of Lewis et al. 2017: put their
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from fractions import Fraction
 from itertools import product
@@ -17,9 +18,9 @@ import pytest
 from envs import dond_v0 as dond
 from envs.dond import environment, rules
 from envs.dond.rules import Context
-from tests.human_dialogues import DATA
 
 HERE = Path(__file__).parent
+DATA = Path(os.environ.get("DOND_DATA", HERE.parents[2] / ".." / "shared" / "data" / "dond"))
 START: dict[str, Any] = {"counts": (1, 1, 3), "values": ((0, 1, 3), (1, 3, 2)), "first": 0}
 GAME = Context(START["counts"], START["values"])
 
@@ -137,6 +138,20 @@ def pareto_allocations(game: Context, objective: float) -> list[Any]:
     """Player_0's claims of all Pareto-optimal deals."""
     claims = rules.allocations(game.counts)
     return [c for c in claims if rules.pareto_optimal(game, (c, rules.rest(c, game.counts)), objective)]
+
+
+@pytest.mark.parametrize(
+    ("counts", "values", "joint", "pareto"),
+    [
+        ((1, 1, 3), ((0, 1, 3), (1, 9, 0)), 19, (2, 1, 16)),
+        ((1, 1, 3), ((0, 1, 3), (1, 0, 3)), 11, (4, 4, 16)),
+        ((3, 1, 1), ((1, 5, 2), (1, 1, 6)), 14, (7, 4, 16)),
+    ],
+)
+def test_known_games(counts: Any, values: Any, joint: int, pareto: tuple[int, int, int]) -> None:
+    game = Context(counts, values)
+    assert rules.best_joint(game) == joint
+    assert tuple(len(pareto_allocations(game, objective)) for objective in (0, 1, -1)) == pareto
 
 
 @pytest.mark.parametrize("objective", [-1, 0, 1])

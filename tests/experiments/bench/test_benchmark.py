@@ -13,11 +13,11 @@ import torch
 from envs.among_us.environment import AmongUs
 from experiments import benchmark
 from experiments.bench import measure
-from experiments.bench.baselines import GenerateAgent, has_trl
+from experiments.bench.baselines import GenerateAgent, has_trl, trl_iteration
 from experiments.bench.figures import figure_of, table
 from experiments.bench.measure import Bench, Row
 from experiments.bench.pieces import game_alone
-from experiments.bench.settings import Settings
+from experiments.bench.settings import Point, Settings
 from experiments.setup.config import make, plain
 from marl.agents.model import ModelAgent
 from marl.common.errors import UserError
@@ -38,7 +38,7 @@ ENVS: dict[str, dict[str, Any]] = {
 
 
 def run(*overrides: str) -> dict[str, Any]:
-    short = ["repeats=1", "env.max_steps=8", "long_games.among_us.messages_each=1"]
+    short = ["env.max_steps=8", "long_games.among_us.messages_each=1"]
     cfg = configure("benchmark", "bench=quick", "device=cpu", *short, *overrides)
     benchmark.main(cfg)
     found: dict[str, Any] = json.loads((Path(cfg.out) / "benchmark.json").read_text())
@@ -98,6 +98,22 @@ def test_a_point_without_room_is_left_out(monkeypatch: pytest.MonkeyPatch, polic
     assert all(row.skipped and not row.repeats for row in bench.rows)
 
 
+def test_memory_that_runs_out_ends_one_row(monkeypatch: pytest.MonkeyPatch, policy: tuple[str, Policy]) -> None:
+    game, model = policy
+    bench = Bench(ENVS[game], settings_of("bench=quick"), torch.device("cpu"), model.tokens)
+    bench.rows = bench.rows[:1] + bench.rows[2:3]
+
+    def take(self: Bench, engine: str, point: Point) -> dict[str, float | None]:
+        if point == bench.rows[0].point:
+            raise torch.OutOfMemoryError("no room left")
+        return {"rollout_tokens_per_second": 1.0}
+
+    monkeypatch.setattr(Bench, "take", take)
+    bench.measure(lambda: None)
+    assert bench.rows[0].skipped == "ran out of memory (no room left)" and not bench.rows[0].repeats
+    assert len(bench.rows[1].repeats) == 2
+
+
 def test_generate_believes_what_this_engine_believes(policy: tuple[str, Policy]) -> None:
     """Of one stream: the games that `generate` played are read again by this engine, token for token."""
     game, model = policy
@@ -131,6 +147,26 @@ def test_generate_chooses_legally_and_keeps_to_its_limits(policy: tuple[str, Pol
     for episode in episodes:
         for stream in episode.streams.values():
             assert sum(kind in (Kind.CHOICE, Kind.SPEECH) for kind in stream.kinds) < len(stream)
+
+
+@pytest.mark.skipif(not has_trl(), reason="TRL is not installed")
+def test_trl_learns_from_the_first_games(policy: tuple[str, Policy]) -> None:
+    game, model = policy
+    drawn, make_env, played = draw_games(0, count=3), env_maker(ENVS[game]), []
+
+    def collect(actor: Policy) -> list[Any]:
+        played.extend(rollout(drawn, everyone(GenerateAgent(actor, 4, 256, 8)), make_env, 3))
+        return played
+
+    players = len(make_env().possible_agents)
+    seconds, tokens = trl_iteration(model, collect, {"learned": 1, "players": players}, 256, 2048)
+    assert seconds > 0 and tokens == sum(map(len, played[0].streams.values()))
+
+
+def test_agent_steps_are_living_players_times_calls_of_step() -> None:
+    """Nobody can be killed or voted out, so that all five live through all twelve steps."""
+    env = {"game": "among_us", "max_steps": 12, "cooldown": 100, "tasks": 9}
+    assert game_alone(env_maker(env), games=2, seed=0)["agent_steps"] == 2 * 12 * 5
 
 
 def test_the_dead_make_no_agent_steps() -> None:

@@ -143,8 +143,10 @@ class Cli:
 @pytest.mark.parametrize(
     ("overrides", "weight"),
     [
+        ([], 0.5),
         (["note=data"], 1.0),  # the toy command says: note implies ablation=full
         (["note=null"], 0.5),
+        (["note=data", "ablation=none"], 0.5),
         (["-m", "note=data", "ablation=none"], 0.5),
     ],
 )
@@ -230,19 +232,26 @@ def test_hydras_own_flags_still_work(cli: Cli) -> None:
 
 REFUSED = {
     "reward.speeking.weight=1": "reward.speeking.weight is not a setting; the nearest is reward.speaking.weight.",
+    "layers=3": "layers is not a setting; the nearest is model.layers.",
     "ablaton=full": "ablaton is not a setting; the nearest is ablation.",
     "reward/critik=own": "reward/critik is not a setting; the nearest is reward/critic.",
+    "~loss.listenin": "loss.listenin is not a setting; the nearest is loss.listening",
     "note.size=1": "note.size is not a setting; ",
     "reward={speeking:{weight:1}}": "reward.speeking is not a setting; the nearest is reward.speaking.",
     "reward.mine={_target_:a.B,weight:1}": "reward.mine is not a setting. Add a term with a plus sign: +reward.mine=",
+    "loss.mine={weight:1}": "loss.mine is not a setting; the nearest are ",
     "~seed": "~seed cannot be left out: give it a value, as in seed=VALUE.",
+    "~model": "~model cannot be left out: give it a value, as in model=VALUE.",
     "qqqqqq=1": "qqqqqq is not a setting; --cfg job lists them all.",
     "model.name=x": "model.name is not a setting here; model=hf has it.",
     "hydra.launcher.n_jobs=2": "hydra.launcher.n_jobs is not a setting here; hydra/launcher=joblib has it.",
     "planner=pikl": "planner=pikl: planner is for other commands, and train reads none.",
+    "+planner=pikl": "+planner=pikl: planner is for other commands, and train reads none.",
     "ablation=ful": "ablation=ful is not an option of ablation; the nearest is full.",
+    "ablation=xyz": "ablation=xyz is not an option of ablation; there are full, no_listening, none.",
     "ablation=null": "ablation=null does not fit: choose one of full, no_listening, none.",
     "reward.speaking.weight=abc": "reward.speaking.weight=abc does not fit: reward.speaking.weight is a number.",
+    "seed=null": "seed=null does not fit: seed is never null.",
     "loss.listening=0": "loss.listening=0 does not fit: loss.listening is a group of settings (weight).",
     "+seed=1": "+seed=1: seed is there already. Leave out the plus sign.",
     "+ablation=full": "+ablation=full don't go together: Multiple values for ablation.",
@@ -250,7 +259,10 @@ REFUSED = {
     "label=${nowhere}": "label: Interpolation key 'nowhere' not found",
     "seed=0,1": "seed=0,1 lists several values; add -m to run them all.",
     "hello": "hello is not a setting: write KEY=VALUE",
+    "a b=1": "a b=1 is not a setting: write KEY=VALUE",
+    "label=(": "label=( is not a setting: write KEY=VALUE",
     "--sed=1": "Unrecognized arguments: --sed=1; settings are written KEY=VALUE",
+    "hydra.jobb.name=x": "hydra.jobb.name is not a setting; the nearest is hydra.job.name.",
 }
 
 
@@ -296,7 +308,10 @@ def test_every_choice_of_a_sweep_is_checked_before_the_first_job(cli: Cli, argum
     [
         (["ablation=game_only", "reward={speaking:{weight:2}}"], "ablation=game_only sets reward.speaking.weight=0"),
         (["-m", "ablation=full,no_speaking", "reward.speaking.weight=0.5,2"], "ablation=no_speaking sets"),
+        (["ablation=full", "~loss.listening", "loss.kl.weight=0.2"], ""),
         (["sweep=among_us_iterated", "ablation=game_only", "seed=1", "reward.speaking.weight=1"], ""),  # arm=iterated
+        (["ablation=game_only", "reward.speaking.weight=2", "arm=mine"], ""),
+        (["ablation=game_only", "reward.speaking.weight=0", "loss.kl.weight=0.3"], ""),
         (
             ["-m", "ablation=none,no_speaking", "algo=ppo,pikl"],
             "ablation=no_speaking names an arm of algo=ppo, and algo",
@@ -378,6 +393,13 @@ def test_full_errors_on_demand(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Non
         cli("sedd=7")
 
 
+def test_a_sweep_with_full_errors_has_its_last_word_too(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    result = cli("-m", "seed=6,7,10")
+    assert ([cfg.seed for cfg in result.jobs], result.status) == ([6, 7, 10], 1)
+    assert "seed=7: Traceback" in result.err and result.err.endswith("Failed jobs: 1 (seed=7).\n")
+
+
 def test_a_failed_job_of_a_sweep_surfaces_and_the_others_go_on(cli: Cli) -> None:
     result = cli("-m", "seed=6,7,8,10")
     assert [cfg.seed for cfg in result.jobs] == [6, 7, 8, 10]
@@ -387,14 +409,10 @@ def test_a_failed_job_of_a_sweep_surfaces_and_the_others_go_on(cli: Cli) -> None
     assert result.err.endswith("Failed jobs: 2 (seed=7; seed=8).\n")
 
 
-def test_failed_jobs_are_named_by_what_tells_them_apart(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_jobs_are_named_by_what_tells_them_apart(cli: Cli) -> None:
     result = cli("-m", "label=x", "ablation=none,full", "seed=7", "note=3")
     assert result.err.endswith("Failed jobs: 2 (ablation=none; ablation=full).\n")
     assert cli("-m", "label=x", "seed=7").err.endswith("Failed jobs: 1 (label=x seed=7).\n")  # nothing is swept
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # the last word is said too
-    result = cli("-m", "seed=6,7")
-    assert result.status == 1 and "seed=7: Traceback" in result.err
-    assert result.err.endswith("Failed jobs: 1 (seed=7).\n")
 
 
 def test_an_interrupted_command_says_how_to_go_on(cli: Cli) -> None:
@@ -411,6 +429,8 @@ def test_an_interrupted_command_says_how_to_go_on(cli: Cli) -> None:
     ("default", "value", "kind"),
     [
         (1, 0.5, ""),
+        (0.5, 1, ""),
+        (0.5, None, ""),
         (0.5, "${other}", ""),
         (0.5, "1", "a number"),
         (0.5, [1], "a number"),
@@ -484,10 +504,16 @@ def test_null_is_taken_wherever_a_comment_says_what_it_means() -> None:
     ("given", "said"),
     [
         ("report runs=null", "runs=null does not fit: runs is never null."),
+        ("report runs=[a]", "runs=['a']: must be the name of a folder"),
         ("evaluate out=5", "out=5: must be the name of a folder or file"),
+        ("evaluate players=null", "players=null does not fit: players is never null."),
         ("conditions study=dond_pikl arms=null metrics=null", "arms=null does not fit: arms is never null."),
         ("crossplay players=[random,scripted] cells=null", "cells=null does not fit: cells is never null."),
+        ("crossplay players=null", "players=None: must be a list of two to 8"),
         ("crossplay players=[/*,random]", "players=/*: must be one run's name; in runs no finished run matches"),
+        ("drift select=a data.dond=5", "data.dond=5: must be the name of a folder"),
+        ("crossplay data.table=[a]", "data.table=['a']: must be the name of a file"),
+        ("iterations data=5", "data=5: must be the name of a folder or file"),
         (
             "frontier compare=null",  # which is not refused
             "data.dond has to be set: add data.dond=DIR, the folder of the human dialogues.",

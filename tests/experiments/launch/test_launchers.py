@@ -15,6 +15,8 @@ import joblib
 import pytest
 
 from experiments.launch.terminal import Bar, Labelled, labelled
+from experiments.setup.spec import run_spec
+from tests.composing import configure, run_folder
 
 ROOT = Path(__file__).resolve().parents[3]
 APP = """
@@ -168,6 +170,32 @@ def test_a_machine_without_slurm_is_told(toy: Path, monkeypatch: pytest.MonkeyPa
     assert done.stderr.startswith('The launcher stopped (RuntimeError): Could not detect "srun"')
 
 
+@pytest.mark.slow
+def test_a_sweep_through_submitit_goes_on_where_it_ended(tmp_path: Path) -> None:
+    pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
+    small = [o for o in SMALL if not o.startswith(("base.lessons", "env."))]
+    command_line = [
+        sys.executable, "-m", "experiments.train", "-m", "hydra/launcher=submitit_local", "seed=0,1", *small,
+        "hydra.launcher.cpus_per_task=1", f"runs={tmp_path / 'runs'}",
+    ]  # fmt: skip
+    written: list[dict[str, int]] = []
+    for said in ("report", "is done"):
+        done = subprocess.run(
+            command_line, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+            timeout=900,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        table = done.stdout[done.stdout.index("2 runs\n") :].splitlines()
+        assert ["base", "trained"] in [line.split() for line in table]
+        assert table[-1] == f"report: {tmp_path / 'runs' / 'dond.html'}" and (tmp_path / "runs/dond.html").exists()
+        cards = {path.parent.name: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/run.json")}
+        logs = sorted(tmp_path.glob("runs/submitit/.submitit/*/*.out"), key=lambda path: path.stat().st_mtime)[-2:]
+        assert len(logs) == 2 and all(said in log.read_text() for log in logs)
+        written.append(cards)
+    assert len(written[0]) == 2 and written[0] == written[1]
+    assert {path.name for path in tmp_path.iterdir()} == {"runs"}
+
+
 def test_a_label_stands_before_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:
     stream = io.StringIO()
     out = Labelled("full", stream)
@@ -204,6 +232,19 @@ def test_without_a_terminal_long_stages_tell_how_far_they_are(
         "games: 10 of 30", "games: 25 of 30", "base: 1 of 4", "base: 2 of 4", "base: 4 of 4"
     ]  # fmt: skip
     assert go(False) == ""
+
+
+def test_the_quickstart_is_two_arms_side_by_side_from_one_base() -> None:
+    quick = "experiment=among_us_quickstart"
+    game_only, full = (configure("train", quick, f"ablation={arm}") for arm in ("game_only", "full"))
+    assert game_only.env.game == "among_us" and game_only.base == full.base and game_only.model == full.model
+    assert run_folder(game_only) != run_folder(full)
+    assert run_folder(full).name.startswith("among_us_quickstart-full-s12-") and full.base.seed == 12
+    tuned = configure("train", quick)
+    assert full.algo == tuned.algo and full.algo.credit.gamma == 0.99  # what is tuned for the game holds
+    parts, bare = run_spec(full), run_spec(game_only)
+    assert parts.losses["listening"].weight > 0 and parts.rewards["speaking"].weight > 0
+    assert bare.losses["listening"].weight == 0 and bare.rewards["speaking"].weight == 0
 
 
 @pytest.mark.slow

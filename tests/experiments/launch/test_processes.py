@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from experiments import train
+from experiments import learning, train
 from marl.storage.checkpoint import read_card
 from marl.storage.folder import claim
 from tests.composing import configure
 from tests.composing import run_folder as configured_folder
+from tests.torture import TALKING
 
 ROOT = Path(__file__).resolve().parents[3]
 SMALL = (
@@ -34,6 +35,11 @@ AMONG_US = (
     "env=among_us", "base.lessons=[{players:random,steps:1}]", "env.max_steps=40", "env.tasks=2", "env.cooldown=3"
 )  # fmt: skip
 EVERY_TERM = (*AMONG_US, "loss.imitation.weight=0.1")
+OTHERS = {
+    "two learners": (*AMONG_US, "cast.imposter.player=rival", "algo.alternate=1"),
+    "filtered_bc": (*TALKING, "algo=filtered_bc", "algo.keep=all"),
+    "pikl": (*TALKING, "algo=pikl", "algo.planner.iterations=5"),
+}
 TWO = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
@@ -124,3 +130,23 @@ def test_what_one_process_refuses_is_said_first(tmp_path: Path) -> None:
     said, _, torchruns_own = out.partition("Traceback")
     assert code != 0 and "is being written by another process" in said and "marl/common/distributed.py" not in out, out
     assert "[0]:" in torchruns_own.partition("Root Cause")[2], out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("learns", OTHERS)
+def test_two_processes_go_on_where_one_stopped(learns: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    train_alone(whole, *OTHERS[learns])
+    save = learning.save_training
+
+    def stopping(folder: Path, iteration: int, *rest: object) -> None:
+        save(folder, iteration, *rest)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(learning, "save_training", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            train_alone(cut, *OTHERS[learns])
+    code, out = finish(start_two(cut, *OTHERS[learns]))
+    assert code == 0 and "continuing after iteration 1" in out and "begun with processes=1, here 2" in out, out
+    assert_same_run(whole, cut)

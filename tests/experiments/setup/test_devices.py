@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
+import sys
 from contextlib import nullcontext
 
 import pytest
@@ -11,7 +13,7 @@ import torch
 from hydra import compose, initialize_config_module
 from hydra.core.hydra_config import HydraConfig
 
-from experiments.setup.devices import FEW_KERNELS, check_bf16, device_of, pick_device
+from experiments.setup.devices import FEW_KERNELS, check_bf16, device_of, has_bf16_instructions, pick_device
 from marl.common.errors import UserError
 
 
@@ -97,3 +99,22 @@ def test_commands_keep_few_kernels_unless_told_otherwise(monkeypatch: pytest.Mon
     monkeypatch.setenv(second, "7")
     pick_device("cpu")
     assert os.environ[first] == FEW_KERNELS[first] and os.environ[second] == "7"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_bf16_instructions(), reason="products in bfloat16 have no kernels here")
+def test_few_kernels_are_less_memory() -> None:
+    """600 shapes in processes of their own: what stays is less by more than what few kernels take."""
+    work = (
+        "import torch\nfrom experiments.bench.measure import _status\nw = torch.randn(64, 64).bfloat16()\n"
+        "w @ w\nbefore = _status('VmRSS')\n"
+        "for n in range(2, 602): torch.nn.functional.linear(w[:1].expand(n, 64).contiguous(), w)\n"
+        "print(_status('VmRSS') - before)"
+    )
+
+    def kept(extra: dict[str, str]) -> int:
+        env = {name: value for name, value in os.environ.items() if name not in FEW_KERNELS} | extra
+        return int(subprocess.run([sys.executable, "-c", work], env=env, check=True, capture_output=True).stdout)
+
+    few, many = kept(dict(FEW_KERNELS)), kept({})
+    assert few < 64 << 20 < many, (few, many)

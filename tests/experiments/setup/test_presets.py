@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.setup.config import plain
@@ -15,7 +14,33 @@ from marl.metrics.wording import WORDING
 from marl.model.lora import AdapterConfig
 from tests.composing import configure
 
-ABLATION = ("full", "no_speaking", "no_listening", "game_only", "listening_only", "none", "no_imitation", "reward_only")
+SPEAKING, LISTENING = {"reward.speaking.weight": 0.0}, {"loss.listening.weight": 0.0}
+
+
+WITHOUT_RL = {"reward.game.weight": 0.0} | {
+    f"loss.{n}.weight": 0.0 for n in ("policy", "value", "entropy", "imitation")
+}
+
+
+NO_GAME = {
+    **{name: value for name, value in WITHOUT_RL.items() if name != "loss.policy.weight"},
+    "loss.policy.choice": 0.0,
+    "algo.credit.speech": "separate_only",
+}
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "none": {},
+    "no_speaking": SPEAKING,
+    "no_listening": LISTENING,
+    "game_only": {**SPEAKING, **LISTENING},
+    "no_imitation": {"loss.imitation.weight": 0.0},
+    "reward_only": {"reward.speaking.weight": 0.0, "loss.listening.weight": 0.0, "loss.imitation.weight": 0.0},
+    "listening_only": {**SPEAKING, **WITHOUT_RL},
+    "speaking_only": {**LISTENING, **NO_GAME},
+    "listening_speaking": NO_GAME,
+}
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -26,26 +51,48 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def contents(path: Path) -> dict[str, Any]:
-    """What a preset's file sets, with the files that it names."""
-    own, found = yaml.safe_load(path.read_text()) or {}, {}
-    for name in own.pop("defaults", ["_self_"]):
-        other = Path("conf", f"{name}.yaml".lstrip("/") if "/" in name else f"ablation/{name}.yaml")
-        found |= flat(own) if name == "_self_" else contents(other)
-    return found
+@pytest.mark.parametrize(
+    ("preset", "sweep"),
+    [*((preset, "among_us_ablation") for preset in PRESETS), ("game_only", "none"), ("speaking_only", "dond_ablation")],
+)
+def test_arms_differ_in_the_weights_of_their_terms_and_in_nothing_else(preset: str, sweep: str) -> None:
+    usual, cfg = configure("train", f"sweep={sweep}"), configure("train", f"sweep={sweep}", f"ablation={preset}")
+    before, after = ({k: v for k, v in flat(plain(each)).items() if not k.startswith("only.")} for each in (usual, cfg))
+    assert before.keys() == after.keys()
+    changed = {name: value for name, value in after.items() if value != before[name] and name != "arm"}
+    assert changed == {name: value for name, value in PRESETS[preset].items() if before[name] not in (0, value)}
+    assert cfg.arm == (preset if preset != "none" else "custom")
+    run_spec(cfg)
 
 
-@pytest.mark.parametrize("preset", sorted(Path("conf/ablation").glob("*.yaml")), ids=lambda path: path.stem)
-def test_an_arm_differs_in_what_its_file_sets_and_in_nothing_else(preset: Path) -> None:
-    """What a sweep has of its own does not win; arms of the ablation differ in the weights of their terms alone."""
-    usual, cfg = (configure("train", "sweep=among_us_credit", f"ablation={name}") for name in ("none", preset.stem))
-    before, after, said = flat(plain(usual)), flat(plain(cfg)), contents(preset)
-    assert all(after[name] == value for name, value in said.items() if "${" not in str(value))
-    changed = {name for name, value in after.items() if value != before.get(name)}
-    assert changed <= said.keys()
-    assert cfg.arm == (preset.stem if preset.stem != "none" else "custom")
-    if preset.stem in ABLATION:
-        assert all(name.endswith(".weight") for name in changed if name != "arm" and not name.startswith("only."))
+@pytest.mark.parametrize(
+    ("preset", "changes"),
+    [
+        ("common_credit", {"algo.credit.speech": "common"}),
+        (
+            "published_credit",
+            {
+                "algo.credit.speech": "common",
+                "algo.credit.normalize": False,
+                "reward.speaking.weight": 1.0,
+                "reward.speaking.listeners": "all",
+            },
+        ),
+        ("raw_credit", {"algo.credit.speech": "separate_raw", "reward.speaking.weight": 18.0}),
+        ("common_raw_credit", {"algo.credit.speech": "common", "reward.speaking.weight": 18.0}),
+        ("game_beside", {"algo.credit.speech": "separate"}),
+        ("speaking_alone", {"algo.credit.speech": "separate_only"}),
+        ("listening_unsaid", {"reward.speaking.weight": 0.0, "loss.policy.speech": 0.0}),
+        ("frozen_listeners", {"reward.speaking.players": ["base"]}),
+        ("learning_listeners", {"reward.speaking.players": ["learner"]}),
+    ],
+)
+def test_variants_of_the_credit_change_what_they_say_of_the_full_arm(preset: str, changes: dict[str, Any]) -> None:
+    usual, cfg = (configure("train", "sweep=among_us_credit", f"ablation={name}") for name in ("full", preset))
+    before, after = flat(plain(usual)), flat(plain(cfg))
+    assert {name: after[name] for name in changes} == changes  # what a sweep has of its own does not win
+    changed = {name: value for name, value in after.items() if value != before[name]}
+    assert changed == {"arm": preset, **{name: value for name, value in changes.items() if value != before[name]}}
     run_spec(cfg)
 
 
@@ -72,6 +119,23 @@ def test_further_sweeps_differ_from_the_headlines_only_in_what_they_are_about(
     assert changed == about
 
 
+def test_sweeps_of_filtered_cloning_play_as_many_games_as_the_one_of_ppo() -> None:
+    human = configure("train", "sweep=dond_filtered_bc", "env.objective=-0.5")
+    scripted = configure("train", "sweep=dond_filtered_bc_scripted", "base.players=careful", "env.objective=0")
+    few = configure("train", "sweep=dond_filtered_bc_300", "base=human")  # as data.dond brings it
+    ppo = configure("train", "sweep=dond_filtered_bc_ppo", "ablation=no_imitation", "env.objective=0")
+    assert (human.algo.kind, human.base.data, human.arm) == ("filtered_bc", "human", "filtered_bc")
+    assert (scripted.algo, scripted.eval) == (human.algo, human.eval)
+    assert (scripted.base.data, scripted.arm) == ("scripted", "from_careful")
+    assert (few.algo, few.eval, few.arm) == (human.algo, human.eval, "from_300")
+    differs = {name: value for name, value in plain(few)["base"].items() if value != plain(human)["base"][name]}
+    assert differs == {"human_games": 300, "keep": "nonzero", "epochs": 40}
+    assert (ppo.algo.kind, ppo.base, ppo.arm) == ("ppo", human.base, "no_imitation")
+    assert 0 <= human.algo.iterations * human.algo.games - ppo.algo.iterations * ppo.algo.games < ppo.algo.games
+    for cfg in (human, scripted, few, ppo):
+        run_spec(cfg)
+
+
 def test_ppo_and_cloning_near_people_differ_in_their_learner_and_its_strength_alone() -> None:
     """All play as many games, as people did, from one base, and are pulled to it by one term."""
     ppo, cloning, plans = (
@@ -94,7 +158,11 @@ def test_ppo_and_cloning_near_people_differ_in_their_learner_and_its_strength_al
 
 
 PROMISING = ("game_only", "reward_only", "listening_only", "speaking_only", "listening_speaking")
+
+
 OWN = "loss.own={_target_: marl.losses.claim.ClaimLoss, weight: 5.0}"
+
+
 PAID = "reward.own={_target_: anywhere.Paid}"  # whose weight is its class's
 
 
@@ -119,6 +187,12 @@ def test_presets_that_promise_what_is_on_train_nothing_else(preset: str) -> None
     assert zero_weights(settings) == []
     named = configure("train", *given, "arm=mine")  # as it is called it may train anything
     assert measured(named) == [] and named.loss.own.weight == 5.0
+
+
+@pytest.mark.parametrize("preset", ["full", "no_speaking", "no_listening", "none", "world_model", "imitation"])
+def test_presets_that_take_one_thing_away_leave_ones_own(preset: str) -> None:
+    cfg = configure("train", f"ablation={preset}", f"+{OWN}", f"+{PAID}")
+    assert measured(cfg) == [] and cfg.loss.own.weight == 5.0 and "weight" not in cfg.reward.own
 
 
 def test_only_presets_that_promise_what_is_on_list_terms() -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hydra import compose, initialize_config_module
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from envs.core import END
@@ -117,10 +119,16 @@ def test_where_scores_add_up_to_nothing_points_are_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(crossplay, "find_player", takers)
-    crossplay.main(settings(*QUIET, "players=[stubborn,generous]", "games=4", "env.objective=-1", f"runs={tmp_path}"))
+    played = [*QUIET, "players=[stubborn,generous]", "games=10", "env.objective=-1", f"runs={tmp_path}"]
+    crossplay.main(settings(*played))
     said = capsys.readouterr().out
     assert "Points of the row player" in said and "Score of the row player" in said and "Joint points" not in said
     out, again = tmp_path / "crossplay", tmp_path / "again"
+    found = table_of(out / "crossplay.csv.gz")
+    pair = ("stubborn", "generous")
+    assert found[*pair, "game/score/row"] == pytest.approx(
+        found[*pair, "game/points/row"] - found[*pair, "game/points/column"], abs=1e-4
+    )
     monkeypatch.setattr(crossplay, "find_player", lambda *args: pytest.fail("a player was looked for"))
     crossplay.main(settings(f"data.table={out / 'crossplay.csv.gz'}", f"publish={again}"))
     assert (again / "crossplay.svg").read_bytes() == (out / "crossplay.svg").read_bytes()
@@ -136,7 +144,7 @@ def test_where_scores_add_up_to_nothing_points_are_shown(
 def run_of(runs: Path, name: str, policy: Policy, base: Path | None = None, *overrides: str) -> Path:
     """A finished run's folder, as far as others read of it."""
     folder = runs / name
-    cfg = trained_with("env.max_entries=6", *overrides)
+    cfg = trained_with(*overrides)
     save_policy(folder / "policy", policy, {"game": cfg.env.game, "base": str(base)})
     OmegaConf.save(OmegaConf.create(plain(cfg)), folder / "config.yaml")
     (folder / "run.json").write_text(json.dumps({"arm": "full", "seeds": [0]}))
@@ -215,6 +223,28 @@ def test_a_pair_that_plays_in_bfloat16_is_another(runs: Path, tmp_path: Path) ->
     pair = [crossplay.Player(name, name, name) for name in ("careful", "fair")]
     half = replace(parts, algo=replace(parts.algo, play_bf16=True))
     assert crossplay.cell_of(*pair, cfg, parts).file != crossplay.cell_of(*pair, cfg, half).file
+
+
+@pytest.mark.slow
+def test_runs_of_two_objectives_play_the_one_that_is_given(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"{runs}/a-full-s0-11", f"{runs}/other_objective", f"{runs}/b-full-s0-22"]
+    quiet = [each for each in QUIET if not each.startswith("model.")]  # which the runs decide
+    command = ["crossplay", f"players=[{','.join(names)}]", f"runs={runs}", f"cells={tmp_path}", *quiet, "games=2"]
+    with pytest.raises(UserError, match=r"differ in env.objective: choose for all, as in env.objective=0.5"):
+        crossplay.main(configure(*command))
+    for given, differs in ((["env.objective=-1"], False), (["env.max_entries=6"], True)):
+        with initialize_config_module("conf", version_base="1.3"):
+            whole = compose(command[0], overrides=[*command[1:], *given], return_hydra_config=True)
+        monkeypatch.setattr(HydraConfig.instance(), "cfg", whole)
+        if differs:
+            with pytest.raises(UserError, match=r"differ in env.objective: choose for all"):
+                entrants.as_in_runs(configure(*command, *given), names)
+        else:
+            assert entrants.as_in_runs(configure(*command, *given), names).env.objective == -1
+            crossplay.main(configure(*command, *given))
+    assert {row["objective"] for row in csv_rows(tmp_path / "crossplay.csv.gz")} == {"-1"}
 
 
 def test_self_play_is_the_plain_evaluation_and_nothing_is_played_twice(

@@ -155,18 +155,27 @@ GOING = ("Connection: close", "Content-Length: 2")  # who asks next must not tak
 
 HOSTILE: dict[str, tuple[Answering, Lost]] = {
     "html": (lambda s, b, h: h.send("<html>welcome</html>", headers={"Content-Type": "text/html"}), Lost.NONSENSE),
+    "empty": (lambda s, b, h: h.send(""), Lost.NONSENSE),
     "deep": (lambda s, b, h: h.send("[" * 100_000), Lost.NONSENSE),
     "gzip": (lambda s, b, h: h.send("not packed", headers={"Content-Encoding": "gzip"}), Lost.UNREACHABLE),
     "declined": (lambda s, b, h: h.say(None, refusal="I can't help with that."), Lost.DECLINED),
     "server error": (lambda s, b, h: h.send("{}", 500), Lost.STATUS),
+    "bad request": (lambda s, b, h: h.send("{}", 400), Lost.STATUS),
+    "no such model": (lambda s, b, h: h.send("{}", 404), Lost.STATUS),
     "busy": (lambda s, b, h: h.send("{}", 429), Lost.BUSY),
     "key": (lambda s, b, h: h.send(json.dumps({"error": {"message": s.keys[0]}}), 401), Lost.KEY),
     "forbidden": (lambda s, b, h: h.send("{}", 403), Lost.DECLINED),
     "charset zlib, no text": (of_kind("zlib", "\x00"), Lost.NONSENSE),
+    "charset undefined": (of_kind("undefined", "{}", 400), Lost.STATUS),
     "moved": (lambda s, b, h: h.send("{}", 307, {"Location": "/v1/elsewhere"}), Lost.MOVED),
+    "moved without an address": (lambda s, b, h: h.send("{}", 302), Lost.MOVED),
+    "moved to no address": (lambda s, b, h: h.send("{}", 308, {"Location": "http://[:1"}), Lost.MOVED),
     "endless": (endless(), Lost.NONSENSE),
     "endless, packed": (endless(packed=True), Lost.NONSENSE),
+    "packed twice": (lambda s, b, h: h.send("{}", headers={"Content-Encoding": "gzip, gzip"}), Lost.NONSENSE),
     "length too large": (raw(OK, "Content-Length: 99", "", "{}"), Lost.UNREACHABLE),
+    "length too small": (lambda s, b, h: h.send('{"choices": []}', headers={"Content-Length": "3"}), Lost.NONSENSE),
+    "length below 0": (raw(OK, "Content-Length: -5", "", "{}"), Lost.UNREACHABLE),
     "not HTTP": (raw("hello"), Lost.UNREACHABLE),
     "endless headers": (raw(OK, *(f"X-{n}: {n}" for n in range(20_000)), "", "{}"), Lost.UNREACHABLE),
     "odd cookies": (raw(OK, *GOING, "Set-Cookie: \xff=\x01; expires=soon", "", "{}"), Lost.NONSENSE),
@@ -191,7 +200,7 @@ def test_a_failure_costs_its_game_and_the_others_go_on(serve: Callable[[Answerin
     assert len(server.asked) == len(bad) + 3 * 4  # a lost seat's endpoint is not asked again
     lost = agent.figures()["lost"]
     assert sum(lost.values()) == len(bad) and lost["key refused"] == 1 and "1 key refused" in agent.summary()
-    assert "1 redirected elsewhere" in agent.summary()
+    assert "3 redirected elsewhere" in agent.summary()
     before = {"calls": 5, "tokens": 100, "replayed": 2, "lost": {"key refused": 2, "budget spent": 1}}
     now, whole = agent.figures(), agent.figures(before)  # of a run that was stopped and goes on
     assert [whole[name] - now[name] for name in ("calls", "tokens", "replayed")] == [5, 100, 2]

@@ -79,6 +79,18 @@ def test_dubbed_by_itself_it_plays_as_it_does_alone() -> None:
     assert len(crew.mover.engine._free) == len(crew.speaker.engine._free) == 32  # slots went back
 
 
+def test_dubbed_by_itself_with_a_pretrained_models_letters_and_marks(tmp_path: Path) -> None:
+    gpt2 = precise(hf_policy(tmp_path, "gpt2", context=2048))
+
+    def make(name: str) -> ModelAgent:
+        return ModelAgent(name, gpt2, slots=16, context=2048, max_new_tokens=6)
+
+    alone = play(make("learner"), make("base"), NATURAL, games=1)
+    dubbed = play(Dubbed(make("moves"), make("speaks"), "learner"), make("base"), NATURAL, games=1)
+    same_games(dubbed, alone)
+    assert any(t.reply_ids for e in alone for t in e.turns if t.kind == TurnKind.CHOOSE)
+
+
 def test_choices_and_beliefs_are_the_movers_and_speech_is_the_speakers() -> None:
     """Every reply is likely, and every value and belief exact, under the policy whose it is said to be, in one pass."""
     episodes = play(Dubbed(model(policy(1)), model(policy(2)), "dubbed"), model(policy(2), "base"))

@@ -39,7 +39,6 @@ from marl.types import Episode, Payment, Turn
 from tests.marl.episodes import episode
 from tests.marl.hint import Hint, hint_policy, training
 from tests.marl.models import CHATML, hf_tokenizer, small_tokens
-from tests.marl.players import Says
 
 # -- the selection -----------------------------------------------------------------------------------------------------
 
@@ -90,10 +89,23 @@ CLEAN = (
 BAD = ("give me all [END]", "[propose] (9 books, 9 hats, 9 balls) [END]", "[message] a [message] b [END]", "hm")
 
 
+class Reader:
+    """Says what stands in its lines."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self.lines = lines
+
+    def observe(self, text: str) -> None:
+        pass
+
+    def reply(self, text: str, options: Sequence[str] = ()) -> str:
+        return self.lines.pop(0)
+
+
 def record(replies: Sequence[tuple[str, str]], tokens: Tokens, style: str) -> Episode:
     """The game in which the players say this, as the real game and the real recorder see it."""
     lines = {agent: [text for a, text in replies if a == agent] for agent in dond_environment.AGENTS}
-    agent = TextAgent("learner", lambda seed, role: Says(*lines[dond_environment.AGENTS[seed % 16]]), tokens)
+    agent = TextAgent("learner", lambda seed, role: Reader(lines[dond_environment.AGENTS[seed % 16]]), tokens)
     (played,) = rollout([Game(1, START)], everyone(agent), lambda: dond_v0.parallel_env(style=style), 1)
     assert len(played.turns) == len(replies)
     return played

@@ -28,7 +28,7 @@ def test_one_process_does_nothing() -> None:
 
 
 def _collectives(rank: int, size: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/sums", rank=rank, world_size=size)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
     ranks = Ranks(rank, size)
     for count in range(8):  # more and fewer items than processes
         assert ranks.collect(ranks.share(list(range(count)))) == list(range(count))
@@ -43,6 +43,10 @@ def _collectives(rank: int, size: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+def test_three_processes_share_and_sum(tmp_path: Path) -> None:
+    together(_collectives, 3, 3, str(tmp_path))
+
+
 def _first_update(rank: int, size: int, folder: str) -> None:
     torch.set_num_threads(1)
     if size > 1:
@@ -54,6 +58,18 @@ def _first_update(rank: int, size: int, folder: str) -> None:
     torch.save([p.detach() for p in policy.parameters()], f"{folder}/{rank}-of-{size}.pt")
     if size > 1:
         dist.destroy_process_group()
+
+
+def test_the_first_update_of_two_with_half_the_games_each_is_that_of_one(tmp_path: Path) -> None:
+    _first_update(0, 1, str(tmp_path))
+    together(_first_update, 2, 2, str(tmp_path))
+    alone, first, second = (
+        torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("0-of-1", "0-of-2", "1-of-2")
+    )
+    moved = max(float((a - b.detach()).abs().max()) for a, b in zip(alone, hint_policy(0).parameters(), strict=True))
+    apart = max(float((a - b).abs().max()) for a, b in zip(alone, first, strict=True))
+    assert moved > 1e-2 and apart < 2e-6, (moved, apart)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def _toy(rank: int, folder: str) -> None:
@@ -122,20 +138,5 @@ def _go_on(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def _all(rank: int, folder: str) -> None:
-    _collectives(rank, 2, folder)
-    _first_update(rank, 2, folder)
-    _go_on(rank, folder)
-
-
-def test_two_processes_share_and_sum_and_learn_and_go_on_as_one(tmp_path: Path) -> None:
-    """With half the games each the first update is that of one; all go on from what the first has, or none does."""
-    _first_update(0, 1, str(tmp_path))
-    together(_all, 2, str(tmp_path))
-    alone, first, second = (
-        torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("0-of-1", "0-of-2", "1-of-2")
-    )
-    moved = max(float((a - b.detach()).abs().max()) for a, b in zip(alone, hint_policy(0).parameters(), strict=True))
-    apart = max(float((a - b).abs().max()) for a, b in zip(alone, first, strict=True))
-    assert moved > 1e-2 and apart < 2e-6, (moved, apart)
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+def test_all_ranks_go_on_from_what_the_first_has_or_none_does(tmp_path: Path) -> None:
+    together(_go_on, 2, str(tmp_path))

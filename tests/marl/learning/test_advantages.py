@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marl.common.errors import UserError
 from marl.learning.advantages import Credit, add_advantages, gae
 from marl.learning.batch import collate, seats_of
 from marl.rewards import Reward
@@ -34,6 +35,19 @@ def test_gae_is_the_discounted_sum_of_later_errors(
             naive += (gamma * gae_lambda) ** k * error
         assert float(advantages[u]) == pytest.approx(naive, abs=1e-9)
         assert float(returns[u]) == pytest.approx(naive + float(values[u]), abs=1e-9)
+
+
+def test_gae_by_hand() -> None:
+    rewards, values = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.5, 1.0, 1.0])
+    # errors .5, 1, 1 with gamma 1; then 1 + .5 x 1 = 1.5 and .5 + .5 x 1.5 = 1.25
+    advantages, returns = gae(rewards, values, 1.0, 0.5)
+    assert advantages.tolist() == [1.25, 1.5, 1.0] and returns.tolist() == [1.75, 2.5, 2.0]
+    # errors 0, .5, 1 with gamma .5; then .5 + .25 x 1 = .75 and 0 + .25 x .75 = .1875
+    advantages, _ = gae(rewards, values, 0.5, 0.5)
+    assert advantages.tolist() == [0.1875, 0.75, 1.0]
+    # lambda 1: what follows in total, less the value
+    assert gae(rewards, values, 1.0, 1.0)[0].tolist() == [2.5, 2.0, 1.0]
+    assert gae(rewards, values, 1.0, 0.0)[0].tolist() == [0.5, 1.0, 1.0]
 
 
 # Two players: each says something and then proposes. Tokens of a row: observed, [tag, x, y, end], observed, [tag, end].
@@ -181,3 +195,11 @@ def test_a_message_that_the_game_cut_ends_where_it_was_cut() -> None:
         turn = replace(episode.turns[0], cut=cut)
         batch = collate(seats_of([replace(episode, turns=(turn,))], {"learner"}), {})
         assert batch.message.nonzero()[:, 1].tolist() == list(range(2, last + 1)), cut
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("speech", "apart"), ("gamma", 1.5), ("gamma", float("nan")), ("gae_lambda", -0.1)]
+)
+def test_bad_credit_is_named(setting: str, value: object) -> None:
+    with pytest.raises(UserError, match=rf"algo\.credit\.{setting}={value}"):
+        Credit(**{setting: value})  # type: ignore[arg-type]

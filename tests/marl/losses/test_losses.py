@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from marl.common.errors import UserError
 from marl.learning.batch import collate
 from marl.losses import Loss, Outputs
 from marl.losses.entropy import EntropyLoss
@@ -259,3 +260,57 @@ def test_kl_by_hand(estimator: str, value: float) -> None:
         for one in (choice, batch):
             values, mask = KLLoss(0.0, estimator, over)(one, say(logprob=-LN2))
             assert values[mask].tolist() == pytest.approx([value] * any(one is c for c in counted), rel=1e-5)
+
+
+def expected_gradient(estimator: str, logits: Tensor, reference: Tensor) -> Tensor:
+    """Of the loss over three symbols, each as often as the policy itself says it (which the gradient does not see)."""
+    logits = logits.clone().requires_grad_()
+    logprobs = logits.log_softmax(-1)
+    total = torch.zeros((), dtype=torch.float64)
+    for symbol in range(3):
+        batch = one_token(Kind.SPEECH)
+        batch.reference_logprobs = torch.stack([torch.zeros_like(reference[0]), reference.log()[symbol]])[None]
+        outputs = say()
+        outputs.logprobs = torch.stack([torch.zeros_like(logprobs[0]), logprobs[symbol]])[None]
+        values, mask = KLLoss(0.0, estimator)(batch, outputs)
+        total = total + logprobs[symbol].detach().exp() * values[mask].sum()
+    total.backward()
+    assert logits.grad is not None
+    return logits.grad
+
+
+def test_gradients_of_the_estimators_in_expectation() -> None:
+    logits = torch.tensor([0.3, -1.1, 0.6], dtype=torch.float64)
+    reference = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
+
+    def gradient_of(divergence: str) -> Tensor:
+        x = logits.clone().requires_grad_()
+        p = x.softmax(-1)
+        kl = (p * (p.log() - reference.log())) if divergence == "reverse" else reference * (reference.log() - p.log())
+        kl.sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    def check(estimator: str, expected: Tensor) -> None:
+        torch.testing.assert_close(expected_gradient(estimator, logits, reference), expected, atol=1e-12, rtol=1e-9)
+
+    check("k2", gradient_of("reverse"))
+    check("k3", gradient_of("forward"))
+    assert float(gradient_of("reverse").abs().max()) > 0.05  # there was something to agree on
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: EntropyLoss(over="all"), "loss.entropy.over=all: must be one of choice, speech, both"),
+        (lambda: KLLoss(estimator="k4"), "loss.kl.estimator=k4: must be one of k2, k3, exact"),
+        (lambda: KLLoss(over="all"), "loss.kl.over=all: must be one of choice, speech, both"),
+        (lambda: PlanLoss(form="squared"), "loss.plan.form=squared: must be one of cross_entropy, kl"),
+        (lambda: PlanLoss(floor=0.0), "loss.plan.floor=0.0: must lie between 0 and 1"),
+        (lambda: PolicyLoss(speech=-1), "loss.policy.speech=-1: must not be negative"),
+    ],
+)
+def test_bad_options_are_named(make: object, named: str) -> None:
+    with pytest.raises(UserError) as error:
+        make()  # type: ignore[operator]
+    assert str(error.value).startswith(named)

@@ -45,6 +45,17 @@ def generator(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
+def test_wilson_known_values() -> None:
+    # 8 of 10: (0.8 + z²/20 ± z sqrt(0.016 + z²/400)) / (1 + z²/10) with z = 1.959964, worked out by hand.
+    interval = wilson(8, 10)
+    assert (interval.mean, interval.n) == (0.8, 10)
+    assert interval.low == pytest.approx(0.490163, abs=1e-5)
+    assert interval.high == pytest.approx(0.943317, abs=1e-5)
+    assert wilson(0, 10).low == 0.0
+    assert wilson(0, 10).high == pytest.approx(1.959964**2 / (10 + 1.959964**2), abs=1e-6)
+    assert wilson(10, 10).high == 1.0
+
+
 @given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
 def test_wilson_equals_scipy(case: tuple[int, int]) -> None:
     successes, n = case
@@ -129,6 +140,13 @@ def test_seeds_and_games_by_hand() -> None:
     assert seeds_and_games([[1, 1], [3, 3]], rng=generator()) == Interval(2.0, 1.0, 3.0, 2)
     assert seeds_and_games([[0, 1]], rng=generator()) == Interval(0.5, 0.0, 1.0, 1)
     assert seeds_and_games([[0, 1], [0, 1], [0, 1]], rng=generator()) == Interval(0.5, 0.0, 1.0, 3)
+
+
+def test_seed_mean_by_hand() -> None:
+    # Means 1, 2, 3: standard error 1/sqrt(3), t quantile 4.302653.
+    assert seed_mean([1, 2, 3]) == Interval(
+        2.0, pytest.approx(2 - 4.302653 / 3**0.5), pytest.approx(2 + 4.302653 / 3**0.5), 3
+    )
 
 
 def test_interquartile_mean_leaves_out_a_quarter_at_either_end() -> None:
@@ -321,6 +339,12 @@ def test_table_file(tmp_path: Path) -> None:
     assert path.read_text() == "arm,metric,mean,low,high,seeds,games\nnone,game/score,9,9,9,3,300\n"
     assert read_table(path) == [TableRow("none", "game/score", 9.0, 9.0, 9.0, 3, 300)]
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_games_needed_are_the_published_ones() -> None:
+    """Of Sarkar et al.'s rates: .55 v .59 wants about 2,400 games an arm."""
+    assert games_needed(0.55, 0.59, 1) == games_needed(0.59, 0.55, 1) == pytest.approx(2401, abs=2)
+    assert games_needed(0.55, 0.59, 3, between=0.05) is None  # seeds that differ so much need more than three
 
 
 @pytest.mark.filterwarnings("ignore:Precision loss")  # where all seeds of an arm happen to agree

@@ -15,6 +15,16 @@ from tests.marl.batches import PLANNED
 from tests.marl.episodes import ejection_game, meeting_game
 
 
+def test_crewmates_that_learn() -> None:
+    found = episode_metrics([meeting_game(), meeting_game(1, "crewmates")], {"learner"})
+    assert found["game/win_rate/crewmates"] == 0.5
+    assert found["vote/imposter"] == pytest.approx(1 / 3)  # Green, not Blue, and Yellow voted for nobody
+    assert found["vote/witness"] == pytest.approx(1 / 3)  # Green
+    assert found["talk/names_imposter"] == 1 / 4  # Pink's does not count
+    answers = [0.9, 0.25, 0.55, 0.45]  # Green's and Blue's
+    assert found["belief/log_loss"] == pytest.approx(-np.log(answers).mean())
+
+
 def test_who_sits_in_no_game_has_no_score() -> None:
     found = episode_metrics([meeting_game(), ejection_game()], {"rare"})
     assert "game/score" not in found and found["game/win_rate/crewmates"] == 0.5 and found["talk/turns"] == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -49,7 +50,6 @@ from marl.rollout.seeds import draw_games
 from marl.types import Episode, Planned
 from tests.marl.models import CHATML, RECURRENT, hf_policy, small_tokens, teach, tiny_policy, with_critic
 from tests.marl.planners import COMPACT, COUNTS, MEETINGS, OWN, PARTNER, config, negotiator, proposing
-from tests.marl.players import Says
 
 CLAIMS = dond_rules.allocations(COUNTS)
 POSSIBLE = dond_rules.partner_values(COUNTS, OWN)
@@ -160,6 +160,16 @@ def test_the_partners_side_is_what_the_partner_reads(style: str) -> None:
     assert first >= 3 and second >= 3
 
 
+class Proposer:
+    """Claims everything, whatever it hears."""
+
+    def observe(self, text: str) -> None:
+        pass
+
+    def reply(self, text: str, options: Sequence[str] = ()) -> str:
+        return f"{dond_replies.proposal_text(COUNTS)} {END}"
+
+
 def test_the_partners_side_has_the_planners_message_as_the_partner_heard_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message with a line break, longer than the game lets through."""
     chars = 9
@@ -170,7 +180,7 @@ def test_the_partners_side_has_the_planners_message_as_the_partner_heard_it(monk
             "p+plan", policy, config(partner="view", others="anchor"), "dond", slots=4, context=512, max_new_tokens=20,
             temperature=0.05,
         ),
-        "player_1": TextAgent("other", lambda *_: Says(f"{dond_replies.proposal_text(COUNTS)} {END}"), policy.tokens),
+        "player_1": TextAgent("other", lambda seed, role: Proposer(), policy.tokens),
     }  # fmt: skip
     make_env = env_maker({"game": "dond", "style": "compact", "objective": 1.0, "max_message_chars": chars})
     (untaught,) = rollout(drawn, lambda game, env: agents, make_env, 1)
@@ -450,3 +460,25 @@ def test_crewmates_plan_every_vote_and_nothing_else() -> None:
     chapters = [chapter for e in episodes for chapter in story_of(episode_to_json(e))]
     plans = [plan_text(turn) for c in chapters if hasattr(c, "voters") for turn in c.voters.values()]
     assert sum(map(bool, plans)) == len(planned)
+
+
+# --- Bad input ---
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lambdas": (-1.0,)}, r"planner\.lambdas=\(-1\.0,\): name at least one, each 0 \(no anchor\) or above"),
+        ({"iterations": 0}, r"planner\.iterations=0: must be 1 or more"),
+        ({"iterate": "best"}, r"planner\.iterate=best: must be one of average, last"),
+        ({"others": "me"}, r"planner\.others=me: must be one of plan, anchor"),
+        ({"belief": "none"}, r"planner\.belief=none: must be one of listening, prior"),
+        ({"choose": "worst"}, r"planner\.choose=worst: must be one of sample, best"),
+        ({"mistake": -1.0}, r"planner\.mistake=-1\.0: must be a number, at least 0"),
+        ({"beta": (0.5, 0.5)}, r"planner\.beta=\(0\.5, 0\.5\): give 1 probabilities"),
+    ],
+    ids=str,
+)
+def test_bad_settings_say_what_to_change(settings: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        PlannerConfig(**settings)

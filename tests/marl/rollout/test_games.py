@@ -15,7 +15,15 @@ from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import Cast, everyone, rollout
 from marl.rollout.seeds import GAMES, SHUFFLE, Game, draw_games, shuffle_seed
 from tests.marl.hint import Hint
-from tests.marl.players import Says
+
+
+class Says:
+    """Says one word, and takes the first option."""
+
+    def observe(self, text: str) -> None: ...
+
+    def reply(self, text: str, options: Sequence[str] = ()) -> str:
+        return options[0] if options else "ba"
 
 
 def between(one: Agent, other: Agent) -> Cast:
@@ -64,7 +72,7 @@ def test_players_of_two_styles_meet_in_one_game(game: str, opening: str, own: st
 
 
 def test_a_game_without_styles_is_played_by_players_that_have_one() -> None:
-    speaker = TextAgent("speaker", lambda *_: Says("ba"), style="natural")
+    speaker = TextAgent("speaker", lambda *_: Says(), style="natural")
     (episode,) = rollout(draw_games(0, 1, count=1), everyone(speaker), Hint, 1)
     assert "right" in episode.outcome
 
@@ -105,7 +113,7 @@ def test_what_a_game_leaves_unsaid_is_named_in_its_first_game(
                 change(info, not self.agents)
             return *rest, infos
 
-    agent = everyone(TextAgent("said", lambda *_: Says("ba")))
+    agent = everyone(TextAgent("said", lambda *_: Says()))
     with pytest.raises(UserError, match=said) if said else nullcontext():
         rollout([Game(0)], agent, Untold, 1)
 

@@ -23,7 +23,7 @@ from marl.rollout.resampling import resample
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import draw_games
 from marl.types import Belief, Episode, Turn
-from tests.composing import cases, config_hash, configure
+from tests.composing import config_hash, configure
 from tests.marl.hint import FACTS, Hint, hint_policy
 from tests.marl.updates import noisy
 
@@ -74,7 +74,7 @@ def test_the_same_message_again_is_believed_as_it_was(name: str) -> None:
 
 
 def test_draws_differ_from_the_message_and_are_the_same_each_time() -> None:
-    agent, episodes = played(GAMES["among_us"], temperature=1.0, games=2)
+    agent, episodes = played(GAMES["among_us"], temperature=1.0)
     make = env_maker(GAMES["among_us"])
     found, again = (resample(episodes, make, {"learner": agent}, {"learner"}, 3) for _ in range(2))
     different = 0
@@ -146,13 +146,24 @@ def test_the_reward_by_hand() -> None:
     assert add_rewards([episode], {"s": RESAMPLED})[0].turns[0].rewards == {"s": pytest.approx(0.4)}
 
 
-@cases("""
-reward.speaking.baseline=silence | reward.speaking.baseline=silence: must be one of before, resampled
-reward.speaking.samples=0 | reward.speaking.samples=0: must be at least 1
-reward.speaking.baseline=resampled cast.crewmate.partner=chat chat.model=x chat.url=http://localhost:9/v1 | a listener
-""")
-def test_bad_settings_are_refused(overrides: list[str], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["reward.speaking.baseline=silence"], "reward.speaking.baseline=silence: must be one of before, resampled"),
+        (["reward.speaking.samples=0"], "reward.speaking.samples=0: must be at least 1"),
+        (
+            [
+                "reward.speaking.baseline=resampled",
+                "cast.crewmate.partner=chat",
+                "chat.model=x",
+                "chat.url=http://localhost:9/v1",
+            ],
+            "reward.speaking.baseline=resampled: a listener is an endpoint, whose belief cannot be read again",
+        ),
+    ],
+)
+def test_bad_settings_are_refused(overrides: list[str], told: str) -> None:
+    with pytest.raises(UserError, match=told):
         run_spec(configure("train", "env=among_us", *overrides))
 
 

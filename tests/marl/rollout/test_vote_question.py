@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
 from envs.among_us.texts import COMPACT_TOKENS
 from envs.core import Question
@@ -96,3 +97,13 @@ def test_a_base_learns_the_vote_as_the_question(tokens: Tokens) -> None:
         own = episode.facts["names"][belief.listener].lower()
         assert belief.question.answer not in ("skip", own) and {"skip", own} <= set(belief.question.candidates)
         assert len(belief.probs) == len(belief.candidate_ids) == len(set(belief.candidate_ids))
+
+
+def test_reading_the_stream_again_gives_the_same_beliefs(tokens: Tokens, episodes: list[Episode]) -> None:
+    lm = tiny_lm(tokens.size, hidden_size=16, layers=1, heads=2, intermediate_size=32, context=1024)
+    policy, episode = Policy(lm, tokens).eval(), episodes[0]
+    for belief in episode.beliefs:
+        with torch.no_grad():
+            hidden = policy.hidden(torch.tensor([episode.streams[belief.listener].tokens[: belief.position + 1]]))
+            probs = policy.logits(hidden[:, -1])[0, list(belief.candidate_ids)].softmax(-1)
+        assert probs.tolist() == pytest.approx(belief.probs.tolist(), abs=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -36,13 +37,13 @@ from marl.storage.checkpoint import (
     checkpoints_in,
     load_training,
     newest_checkpoint,
+    optimizer_tensors,
     prune,
     save_training,
     verify_folder,
     write_folder,
 )
 from marl.types import Episode
-from tests.hostile_files import seal
 from tests.marl.hint import hint_policy, training
 from tests.marl.models import tiny_policy
 
@@ -131,6 +132,35 @@ def test_a_continued_run_knows_the_running_means_of_returns(tmp_path: Path) -> N
     train(again, resumed, state["memory"], 2)
     assert state["memory"] == means
     assert all(a.equal(b) for a, b in zip(whole.parameters(), again.parameters(), strict=True))
+
+
+def test_a_continued_run_is_the_run_that_was_never_stopped(tmp_path: Path) -> None:
+    whole = hint_policy(0)
+    optimizer = adamw(whole)
+    log, again = dict[int, dict[str, float]](), dict[int, dict[str, float]]()
+
+    def note(iteration: int, metrics: dict[str, float], episodes: Sequence[Episode]) -> None:
+        log[iteration] = {k: v for k, v in metrics.items() if not k.startswith(("speed/", "time/"))}
+        if iteration == 2:
+            save_training(tmp_path, 2, {"learner": (whole, optimizer)}, {"note": "half"}, keep=2)
+
+    ppo(whole, optimizer, 0, 4, note)
+    assert sorted(log) == [1, 2, 3, 4]
+
+    continued = hint_policy(1)  # other weights: everything has to come from the checkpoint
+    resumed = adamw(continued)
+    state = load_training(newest_checkpoint(tmp_path), {"learner": (continued, resumed)})
+    assert state == {"note": "half", "iteration": 2}
+
+    def compare(iteration: int, metrics: dict[str, float], episodes: Sequence[Episode]) -> None:
+        again[iteration] = {k: v for k, v in metrics.items() if not k.startswith(("speed/", "time/"))}
+
+    ppo(continued, resumed, state["iteration"], 4, compare)
+    assert again == {3: log[3], 4: log[4]}
+    assert same(whole, continued)
+    ours, theirs = optimizer_tensors(optimizer), optimizer_tensors(resumed)
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)
+    assert any(k.endswith(".exp_avg_sq") for k in ours)
 
 
 def steps(policy: Policy, optimizer: Optimizer, count: int) -> None:
@@ -265,6 +295,12 @@ def test_what_a_kill_left_of_a_checkpoint_that_was_to_go_goes(tmp_path: Path) ->
     (tmp_path / ".iteration-000004.new").mkdir()
     prune(tmp_path, 3, keep=2)
     assert names(tmp_path) == [path.name for path in checkpoints_in(tmp_path)] == numbered(2, 3)
+
+
+def seal(folder: Path) -> None:
+    """Makes the checksums those of the files as they are, as another version of this project would leave them."""
+    sums = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir() if p.name != "checksums.json"}
+    (folder / "checksums.json").write_text(json.dumps(sums))
 
 
 def noting(**notes: Any) -> Callable[[Path], None]:

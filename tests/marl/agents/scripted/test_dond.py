@@ -229,6 +229,17 @@ def test_a_proposal_follows_from_what_was_said() -> None:
     assert deals > 0.85 * len(played)
 
 
+def test_temperaments_differ() -> None:
+    played = {name: games(60, lambda _, t=t: t) for name, t in TEMPERAMENTS.items()}  # type: ignore[misc]
+    turns = {name: mean(len(game.replies) for game in some) for name, some in played.items()}
+    words = {name: mean(len(said.split()) for said in messages(some)) for name, some in played.items()}
+    agreed = {name: mean(joint(g) for g in some if g.outcome["deal"]) for name, some in played.items()}
+    assert turns["stubborn"] > turns["fair"] + 2 > turns["generous"] + 2.5
+    assert words["terse"] < words["fair"] - 0.4
+    assert agreed["cooperative"] > agreed["casual"] + 1
+    assert agreed["careful"] > agreed["casual"] + 1
+
+
 # --- Any partner
 
 
@@ -284,6 +295,16 @@ def test_a_pending_proposal_is_answered_by_the_share_that_was_offered() -> None:
     player.observe("books 1 0 hats 1 1 balls 3 3 objective 1\n")
     assert player.reply("them: i want the book and 1 ball\n").startswith("[message]")
     assert player.reply("them: [propose]\n") == "[propose] (0 books, 1 hats, 2 balls) [END]"
+
+
+def test_a_partner_that_takes_back_every_offer_is_not_talked_to_for_ever() -> None:
+    for name in TEMPERAMENTS:
+        player = Negotiator(TEMPERAMENTS[name], 3)
+        player.observe("books 1 0 hats 1 1 balls 3 3 objective 1\n")
+        replies = [player.reply("them: you can have everything\n")]
+        while not replies[-1].startswith("[propose] (") and len(replies) < 40:
+            replies.append(player.reply("them: no deal\n"))
+        assert len(replies) <= dond.LONGEST + 2, name  # one more for a slip
 
 
 def test_an_acceptance_that_is_not_taken_back_is_an_agreement() -> None:
