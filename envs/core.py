@@ -218,8 +218,8 @@ class TextGame(ParallelEnv[str, dict[str, Any], str]):
         return self.draw()
 
     def draw(self) -> Any:
-        """The picture in `render_mode`."""
-        raise NotImplementedError
+        """Draws the picture in `render_mode`. A game that names render modes has to write it."""
+        raise NotImplementedError(f"{type(self).__name__} names render modes and draws none: write its draw()")
 
     def close(self) -> None:
         """Nothing to release."""

@@ -75,7 +75,7 @@ def of_player(name: str, overall: Metrics, own: Metrics) -> Metrics:
 @command("evaluate", implies={"data.dond": "base=human"})
 def main(cfg: DictConfig) -> None:
     """Plays and prints; with `out=FOLDER` also writes `evaluation.json`, `table.csv` and the transcripts."""
-    # What is configured.
+    # Configure.
     named = [cfg.players] if isinstance(cfg.players, str) else cfg.players
     names = [in_runs(str(name), cfg.runs) for name in named]
     check(cfg, names)
@@ -83,7 +83,7 @@ def main(cfg: DictConfig) -> None:
     spec = play_spec(cfg, [*names, *map(str, cfg.voices)], partners=True)
     game, voices = spec.env["game"], [*cfg.voices, None, None]
 
-    # What is checked.
+    # Check.
     make_env = env_maker(spec.env)
     seats_per_player(spec.cast, make_env())  # refuses a cast that is another game's
     if cfg.out:
@@ -95,14 +95,14 @@ def main(cfg: DictConfig) -> None:
     drawn = each_context(spec.env, cfg.seed) if cfg.each_context else draw_games(cfg.seed, EVALUATION, count=cfg.games)
     drawn = [replace(one, sampling=cfg.sampling) for one in drawn]
 
-    # What happens.
+    # Play.
     first, second, seated, spec = seat(spec, names, voices, len(drawn), device)
     bar = Bar(enabled=cfg.progress)
     bar.stage(" v ".join(names), len(drawn))
     episodes = rollout(drawn, seated, make_env, spec.algo.concurrency, bar.advance)
     bar.close()
 
-    # What comes of it.
+    # Report.
     objective = float(spec.env.get("objective", 0.0))
     label = " v ".join(dict.fromkeys(names))
     measured = {first.name} if has_sides(spec, names) else None

@@ -51,7 +51,7 @@ from marl.types import Episode
 @command("talk")
 def main(cfg: DictConfig) -> None:
     """Plays, measures, and shows the measures of each player in one table."""
-    # What is configured.
+    # Configure.
     named = [cfg.players] if isinstance(cfg.players, str) else cfg.players
     names = [in_runs(str(name), cfg.runs) for name in named]
     check(cfg, names)
@@ -59,13 +59,13 @@ def main(cfg: DictConfig) -> None:
     spec = play_spec(cfg, names, partners=True)
     out = Path(cfg.out)
 
-    # What is checked.
+    # Check.
     env_maker(spec.env)
     check_writable(out, "out")
     device = pick_device(cfg.device)
     set_threads(cfg.threads)
 
-    # What happens.
+    # Play.
     found: dict[str, Metrics] = {}
     for name in names:
         kept = run_of(name) / REFERENCE
@@ -76,7 +76,7 @@ def main(cfg: DictConfig) -> None:
             say(f"{label}: {len(episodes)} games")
             found[label] = measure(episodes, spec.env, agents, measured, cfg.draws)
 
-    # What comes of it.
+    # Report.
     game = spec.env["game"]
     rows = [TableRow(arm, name, i.mean, i.low, i.high, 1, i.n) for arm, own in found.items() for name, i in own.items()]
     write_table(out / "table.csv", rows)

@@ -49,7 +49,7 @@ from marl.storage.tracking import METRICS_FILE, Tracker, make_tracker, read_metr
 @command("train", implies={"data.dond": "base=human"}, after=report_sweep, check=check_arm)
 def main(cfg: DictConfig) -> Path:
     """Makes one run, from its configuration to its report. Returns its folder."""
-    # What is configured.
+    # Configure.
     spec = run_spec(cfg)
     leads = int(os.environ.get("RANK", "0")) == 0  # of torchrun's processes the first one writes
     if spec.measured and leads:
@@ -61,11 +61,11 @@ def main(cfg: DictConfig) -> Path:
             say_done(spec)
         return spec.folder
 
-    # What is checked, before anything is written.
+    # Check, before anything is written.
     work = Work.of(spec)
     fit = memory_of_run(work)
 
-    # What happens, and what is written of it.
+    # Run, and write.
     with torchrun_ranks(work.device) as ranks, leaving_the_device(work.device):
         work = work.at_once(min(ranks.objects(fit.concurrency)), fit.game)
         if not ranks.first:

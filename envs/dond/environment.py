@@ -202,7 +202,7 @@ class DealOrNoDeal(TextGame):
         return Proposal((books, hats, balls))
 
     def _part(self) -> tuple[str, tuple[str, ...]]:
-        """What format=structured asks of the mover: a name in `WORDING`, and the options."""
+        """The part of a reply that the mover owes in format=structured: a name in `WORDING`, and the options."""
         if self._talks:
             return "say", ()
         if self._claim is None:

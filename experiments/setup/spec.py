@@ -175,7 +175,7 @@ class RunSpec(Spec):
 
     @property
     def learners(self) -> list[str]:
-        """Who learns, by name; the first one's policy is the run's."""
+        """Names of the learners; the first one's policy is the run's."""
         return learners_of(self.cast)
 
     @property
@@ -185,7 +185,7 @@ class RunSpec(Spec):
 
     @property
     def test_cast(self) -> dict[str, Seats]:
-        """Who plays in evaluation."""
+        """Names of the players in evaluation."""
         return self.eval.seating(self.cast)
 
 

@@ -271,7 +271,7 @@ def after(entrant: Entrant, iteration: int | None) -> Entrant:
 
 
 def stranger(entrant: Entrant, found: Sequence[Entrant]) -> str:
-    """Who NEXT_SEED is beside this entrant: the next of the same arm by seed, the first after the last.
+    """The player that NEXT_SEED names beside this entrant: the next of the same arm by seed, the first after the last.
 
     The base of all seeds, where there is but one, is its own next. UserError if an arm has only one seed.
     """

@@ -124,7 +124,8 @@ def main(cfg: DictConfig) -> None:
     if cfg.data.table:
         made = Path(cfg.data.table)
         with reading(made):
-            return draw(read_table(made), cfg.opponents, Path(cfg.publish or made.parent) / "figure.svg")
+            name = made.name.partition(".")[0].replace("table", "figure")
+            return draw(read_table(made), cfg.opponents, Path(cfg.publish or made.parent) / f"{name}.svg")
     if not cfg.data.dond:
         raise UserError("data.dond has to be set: add data.dond=DIR, the folder of the human dialogues.")
     parts = play_spec(cfg)

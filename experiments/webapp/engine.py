@@ -455,7 +455,7 @@ class Engine:
 
 
 def result_of(play: Play, episode: Episode) -> dict[str, Any]:
-    """What a study pays for and reports of a finished game. Never shown to the person as it is."""
+    """Figures of a finished game that a study pays for and reports. Never shown to the person as it is."""
     outcome, turns = episode.outcome, episode.turns
     seat = play.seat
     found: dict[str, Any] = {

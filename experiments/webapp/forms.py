@@ -1,4 +1,4 @@
-"""What pages have in common: reading forms, waiting for the engine, and answers that are no pages."""
+"""Shared parts of pages: reading forms, waiting for the engine, and answers that are no pages."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ CLAIM = re.compile(r"(\d+) books, (\d+) hats, (\d+) balls")
 
 
 class GamePage(HTMLParser):
-    """What a page of a game says: its state, the rules, what was heard, and the reply that is due."""
+    """Content of a game's page: its state, the rules, what was heard, and the reply that is due."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

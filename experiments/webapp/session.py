@@ -1,4 +1,4 @@
-"""Who asks: sessions by signed cookies, the token, the origin of a form, and how often one may ask.
+"""Identifies visitors: sessions by signed cookies, the token, the origin of a form, and how often one may ask.
 
 A session is a random name. Neither addresses nor names of browsers are kept.
 """

@@ -81,7 +81,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Part:
-    """What one person plays: conditions that differ between its games."""
+    """Games of one person: conditions that differ between its games."""
 
     conditions: Mapping[str, Condition]
     game: str = "dond"

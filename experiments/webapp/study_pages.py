@@ -140,7 +140,7 @@ class StudyPages:
                 await done(self.engine.stop(game.game, "You stopped the game."))
 
     def ending(self, sight: Sight) -> dict[str, Any]:
-        """What a person is told at a game's end: points, pay, what went wrong, and how much is earned so far."""
+        """Text for a person at a game's end: points, pay, what went wrong, and how much is earned so far."""
         person = self.roster.person(sight.person)
         if person is None or sight.state in ("yours", "waiting"):
             return {}
@@ -167,7 +167,7 @@ class StudyPages:
 
 
 def pays_of(study: Study) -> dict[str, str]:
-    """What is paid for what, over all parts: "$0.10 or $0.20" where they differ, empty for nothing."""
+    """The pay for each thing, over all parts: "$0.10 or $0.20" where they differ, empty for nothing."""
     pays = [study.pay_in(name) for name in study.parts]
     found = {}
     for name in ("taking_part", "game", "point", "aborted"):

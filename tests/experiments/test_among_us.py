@@ -174,6 +174,12 @@ def test_a_second_learners_policy_may_start_another_pair_and_play_beside_it(run:
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
+def test_an_arm_with_world_modelling_foretells_what_its_base_foretold() -> None:
+    for game, foretold in (("among_us", False), ("dond", True)):
+        arm = configure("train", f"env={game}", "ablation=world_model")
+        assert arm.loss.world_model.after_questions is foretold and arm.loss.world_model.weight == 0.1
+
+
 @pytest.fixture(scope="module")
 def strangers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of runs: `other_game`, and `other_tokenizer` and `rival` of this game."""

@@ -93,10 +93,13 @@ def test_two_threads_give_the_same_run_each_time(tmp_path: Path) -> None:
     assert any(name.endswith("metrics.jsonl") for name in both[0])
 
 
+TALKING = (*DOND, "algo.games=16", "algo.max_new_tokens=16")  # long enough replies for proposals, which plans are about
+
+
 @pytest.fixture(scope="module")
 def unmeasured(bases: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("unmeasured")
-    train.main(composed("train", *DOND, "reward.speaking=null", f"runs={folder / 'runs'}", f"cache={bases}"))
+    train.main(composed("train", *TALKING, "reward.speaking=null", f"runs={folder / 'runs'}", f"cache={bases}"))
     return folder
 
 
@@ -115,7 +118,7 @@ def unmeasured(bases: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_only_noted_changes_nothing_that_is_learned(
     measured: tuple[str, ...], unmeasured: Path, bases: Path, tmp_path: Path
 ) -> None:
-    cfg = composed("train", *DOND, *measured, f"runs={tmp_path / 'runs'}", f"cache={bases}")
+    cfg = composed("train", *TALKING, *measured, f"runs={tmp_path / 'runs'}", f"cache={bases}")
     train.main(cfg)
     (one,), (other,) = (list(folder.glob("runs/*/metrics.jsonl")) for folder in (unmeasured, tmp_path))
     rows = [[json.loads(line) for line in path.read_text().splitlines()] for path in (one, other)]

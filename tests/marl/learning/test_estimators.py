@@ -140,6 +140,29 @@ def test_the_gradient_of_a_bandit_is_exact() -> None:
     assert bandit("grpo") == pytest.approx(0.088375, abs=1e-6)  # by a plain loop over all groups
 
 
+def gradients(name: str, scale: bool = True, batches: int = 40, size: int = 400) -> np.ndarray:
+    """The estimate of each of some batches."""
+    rng, running, found = np.random.default_rng(0), {}, []
+    for _ in range(batches):
+        arms = rng.random(size) < P
+        pays = rng.random(size) < np.where(arms, PAYS[1], PAYS[0])
+        games = [replace(talk([chose(0, game=float(r))]), seed=i // K) for i, r in enumerate(pays)]
+        seats, rewards = seats_of(games, {"learner"}), paying(game=1.0)
+        estimate = Baselines(name, seats, running, scale)
+        batch = add_advantages(collate(seats, rewards), rewards, PLAIN, estimate)
+        advantages = batch.advantages[batch.decision].numpy()
+        found.append(float((advantages * np.where(arms, 1 - P, -P)).mean()))
+    return np.array(found)
+
+
+@pytest.mark.slow
+def test_the_gradient_of_a_bandit_by_a_running_mean_is_exact() -> None:
+    """RAE's baseline remembers earlier plays, so its plays are drawn."""
+    found = gradients("rae")
+    error = found.std(ddof=1) / math.sqrt(len(found))
+    assert abs(found.mean() - EXACT) < 3 * error and error < 0.1 * EXACT
+
+
 # -- Kuhn poker --------------------------------------------------------------------------------------------------------
 
 
