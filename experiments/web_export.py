@@ -1,4 +1,4 @@
-"""Writes what a study with people found: `python -m experiments.web_export protocol=NAME`, also while it is being played.
+"""Writes what a study found: `python -m experiments.web_export protocol=NAME`, also while it is being played.
 
 Written into `out`: `games.jsonl`, transcripts of finished games; `games.csv`, a row for each game that was begun;
 `people.csv`, a row for each person, with the pay; `table.csv`, means by condition with 95 % intervals, and differences

@@ -22,6 +22,7 @@ from marl.report.runs import read_evaluation
 from marl.storage.checkpoint import checkpoints_in, folder_digest, load_policy, policy_digest
 from tests.composing import DOND, configure, run_folder
 from tests.marl.models import hf_tokenizer, random_lm, save
+from tests.runs import stop
 
 pytest.importorskip("peft")
 pytestmark = pytest.mark.usefixtures("no_pages")
@@ -77,17 +78,8 @@ def test_the_base_is_that_of_full_training(run: Path, bases: Path, tmp_path: Pat
 
 
 def test_a_stopped_run_ends_as_one_that_was_never_stopped(run: Path, bases: Path, tmp_path: Path) -> None:
-    cfg, saving = configured(tmp_path, bases), learning.save_training
-
-    def stop(checkpoints: Path, iteration: int, *rest: Any) -> None:
-        saving(checkpoints, iteration, *rest)
-        if iteration == 2:
-            raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learning, "save_training", stop)
-        with pytest.raises(KeyboardInterrupt):
-            train.main(cfg)
+    cfg = configured(tmp_path, bases)
+    stop(cfg, 2)
     train.main(cfg)
     again = run_folder(cfg)
     for name in ("metrics.jsonl", "policy/adapter_model.safetensors", "policy/value_head.safetensors",
@@ -214,5 +206,5 @@ def test_a_folder_of_gguf_weights(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model-q4.gguf").write_bytes(b"GGUF")
     cfg = configure("train", "model=hf", f"model.name={tmp_path / 'model'}", LORA, f"runs={tmp_path}")
-    with pytest.raises(UserError, match="the folder has GGUF weights. Name one with safetensors"):
+    with pytest.raises(UserError, match=r"the folder has GGUF weights\. Name one with safetensors"):
         train.main(cfg)

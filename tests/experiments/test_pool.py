@@ -1,15 +1,15 @@
 """A run against past selves: the same if it was stopped, and evaluated against today's."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from experiments import learning, train
+from experiments import train
 from marl.common.files import read_json
 from marl.report.transcripts import read_episodes
 from marl.storage.checkpoint import newest_checkpoint, read_state
 from tests.composing import DOND, configure, run_folder
+from tests.runs import stop
 from tests.torture import contents
 
 pytestmark = pytest.mark.usefixtures("no_pages")
@@ -22,17 +22,7 @@ def test_a_run_against_past_selves_goes_on_as_if_never_stopped(bases: Path, tmp_
         for n in ("whole", "stopped")
     )
     train.main(whole)
-    save = learning.save_training
-
-    def saving(checkpoints: Path, iteration: int, *rest: Any) -> None:
-        save(checkpoints, iteration, *rest)
-        if iteration == 2:
-            raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learning, "save_training", saving)
-        with pytest.raises(KeyboardInterrupt):
-            train.main(stopped)
+    stop(stopped, 2)
     train.main(stopped)
     run = run_folder(whole)
     assert contents(run_folder(stopped)) == contents(run)
