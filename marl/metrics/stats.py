@@ -126,6 +126,13 @@ def paired_difference(a: ArrayLike, b: ArrayLike, *, rng: np.random.Generator) -
     return bootstrap_mean(np.subtract(a, b, dtype=np.float64), rng=rng)
 
 
+def independent_difference(a: Interval, b: Interval) -> Interval:
+    """`a - b` of two independent figures with an interval from both of theirs (Newcombe 1998, method 10)."""
+    low = math.hypot(a.mean - a.low, b.high - b.mean)
+    high = math.hypot(a.high - a.mean, b.mean - b.low)
+    return Interval(a.mean - b.mean, a.mean - b.mean - low, a.mean - b.mean + high, a.n + b.n)
+
+
 def wilson(successes: int, n: int) -> Interval:
     """A rate with the Wilson score interval (Wilson 1927), which holds near 0 and 1."""
     if not 0 <= successes <= n or n == 0:

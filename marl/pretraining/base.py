@@ -261,12 +261,11 @@ def _teach(
             progress(what, done, steps)
 
         taken, loss = fit(policy, draw, lesson.steps, base, terms, optimizer, at, first, lesson.until)
-        if lesson.until:
-            learned = loss < lesson.until
-            report(
-                f"lesson {place + 1} of the base: listening loss {loss:.2f} after {taken} steps"
-                + ("" if learned else f", not below until={lesson.until:g}: it listens less well than intended")
-            )
+        missed = f", not below until={lesson.until:g}: it listens less well than intended"
+        report(
+            f"lesson {place + 1} of the base: listening loss {loss:.2f} after {taken} steps"
+            + (missed if loss >= lesson.until > 0 else "")
+        )
     policy = merged(policy) if lora else policy
     return policy, held_out_figures(policy, corpus.held_out_seats(env, tokens, base))
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from marl.metrics.compute import GAMES, PASSES
-from marl.metrics.stats import Metrics
+from marl.metrics.stats import Interval, Metrics, independent_difference
 from marl.metrics.tables import ArmRun, TableRow, arm_differences
 from marl.metrics.wording import ENDS, headline, number, of_ones_own, pairs_of, wording
 from marl.report.runs import Run, arm_label, equal_compute, settings_of_run
@@ -198,20 +198,42 @@ def comparisons(arms: Sequence[ArmRun], runs: Sequence[Run]) -> list[str]:
     return [f"{what}, differences in points, paired by {by}: {'; '.join(each)}."]
 
 
+SEEN = {  # game -> metric, what an arm does, points per unit: the figure that fewest games tell apart comes first
+    "among_us": (
+        ("vote/imposter", "votes for the imposter {} points {} often", 100),
+        ("game/win_rate/crewmates", "wins {} points {}", 100),
+    ),
+    "dond": (("game/score", "scores {} points {}", 1),),
+}
+
+
 def what_was_seen(arms: Sequence[ArmRun], runs: Sequence[Run]) -> list[str]:
-    """The first of the `differences` in plain words, if there are any."""
+    """Says in plain words how the first pair of arms differs, a sentence for each figure of `SEEN`."""
     said = []
     for row in differences(arms, runs)[:1]:
-        (arm, _, other), (*_, verb, unit) = row.arm.partition(" - "), COMPARED[runs[0].game]
-        low, mean, high = (unit * value for value in (row.low, row.mean, row.high))
+        arm, _, other = row.arm.partition(" - ")
         over = f"{row.seeds} seeds" if row.seeds > 1 else "games of one training seed"
-        more = "more" if mean > 0 else "less"
-        chance = "more than chance explains" if low > 0 or high < 0 else "which chance can explain"
-        said.append(
-            f"What was seen: {arm} {verb} {abs(mean):.1f} points {more} than {other}, {chance} "
-            f"(95 % interval {low:+.1f} to {high:+.1f}, over {over})."
-        )
+        for metric, does, unit in SEEN[runs[0].game]:
+            found = _difference(arms, arm, other, metric)
+            if found is None:
+                continue
+            low, mean, high = (unit * value for value in (found.low, found.mean, found.high))
+            what = does.format(f"{abs(mean):.1f}", "more" if mean > 0 else "less")
+            chance = "more than chance explains" if low > 0 or high < 0 else "which chance can explain"
+            said.append(
+                f"What was seen: {arm} {what} than {other}, {chance} "
+                f"(95 % interval {low:+.1f} to {high:+.1f}, over {over})."
+            )
     return said
+
+
+def _difference(arms: Sequence[ArmRun], arm: str, other: str, metric: str) -> Interval | None:
+    """The difference of two arms, paired by seed or by game, or else from both arms' own intervals."""
+    paired = arm_differences([a for a in arms if metric in a.metrics], [(arm, other)], [metric])
+    if paired:
+        return paired[0].interval
+    both = [a.metrics[metric] for name in (arm, other) for a in arms if a.arm == name and metric in a.metrics]
+    return independent_difference(*both) if len(both) == 2 else None
 
 
 def costs(runs: Sequence[Run]) -> list[str]:

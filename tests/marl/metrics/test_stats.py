@@ -17,6 +17,7 @@ from marl.metrics.stats import (
     bootstrap_mean,
     bootstrap_ratio,
     games_needed,
+    independent_difference,
     interquartile_mean,
     paired_difference,
     power,
@@ -374,3 +375,11 @@ def test_figures_that_are_none(text: str, tmp_path: Path) -> None:
     (tmp_path / "cell.json").write_text(text)
     with pytest.raises(UserError, match=r"cell\.json"):
         read_figures(tmp_path / "cell.json")
+
+
+def test_a_difference_of_independent_rates_is_newcombes() -> None:
+    """56 of 70 against 48 of 80: .0524 to .3339 (Newcombe 1998, table II, method 10)."""
+    found = independent_difference(wilson(56, 70), wilson(48, 80))
+    assert (found.mean, found.low, found.high, found.n) == (
+        pytest.approx(0.2), pytest.approx(0.0524, abs=5e-5), pytest.approx(0.3339, abs=5e-5), 150,
+    )  # fmt: skip
