@@ -18,7 +18,7 @@ TEST_ENV := HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 WANDB_MODE=offline WANDB_SIL
 # A file's tests stay together, so that what they share is made once; long files come before the short ones of marl.
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help quickstart negotiation web test test-slow test-browser torture hostile lint docs format bench clean
+.PHONY: help quickstart negotiation web test test-slow test-browser torture hostile lint docs format bench gpu clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ format: $(STAMP) ## put the code into the style that lint asks for
 bench: $(STAMP) ## speed of rollouts and updates beside generate and TRL, about half an hour
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev,bench]' --constraint constraints.txt
 	@$(BIN)/python -m experiments.benchmark
+
+gpu: $(STAMP) ## check a GPU, measure speed on it and let a model learn, 8 minutes; the same command goes on
+	@$(BIN)/python -m experiments.gpu
 
 clean: ## remove the virtual environment and all caches, but no run
 	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -89,9 +89,10 @@ class Bench:
     def __init__(self, env: Mapping[str, Any], settings: Settings, device: torch.device, tokens: Tokens) -> None:
         self.settings, self.device, self.tokens = settings, device, tokens
         self.make_env, self.players = env_maker(env), seats(env)
-        beside = replace(settings.points[0], games=settings.baseline_games, dtype="float32")
-        engines = [(OURS, point) for point in dict.fromkeys([*settings.points, beside])]
-        engines += [(GENERATE, beside), (TRL, beside)]
+        engines = [(OURS, point) for point in settings.points]
+        if settings.baseline_games:
+            beside = replace(settings.points[0], games=settings.baseline_games, dtype="float32")
+            engines = list(dict.fromkeys([*engines, (OURS, beside), (GENERATE, beside), (TRL, beside)]))
         self.rows = [Row(engine, point, self.parameters(point)) for engine, point in engines]
 
     def measure(self, written: Callable[[], None]) -> None:

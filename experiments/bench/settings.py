@@ -54,7 +54,11 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.points:
             raise UserError("points=[]: must name at least one")
-        check_counts(self, "benchmark", ("seed",))
+        check_counts(self, "benchmark", ("seed", "baseline_games"))
+        if self.baseline_games < 0:
+            raise UserError(
+                f"benchmark: baseline_games={self.baseline_games}: must not be negative; 0 for no baselines"
+            )
 
 
 def check_counts(settings: Point | Settings, where: str, free: tuple[str, ...] = ()) -> None:

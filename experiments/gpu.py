@@ -1,0 +1,162 @@
+"""The first minutes on a GPU: `make gpu`, or `python -m experiments.gpu`.
+
+Checks that the card computes what the trainer assumes, measures speed point by point, then lets a pretrained model
+learn. It stops after `minutes`, and the same command goes on with what is missing, on another machine too if `out` was
+carried there. Checks are repeated on every other card or commit. What was not run is listed as unrun.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+
+from experiments.bench.checks import CHECKS, Unrun
+from experiments.bench.settings import Point
+from experiments.launch.command import command
+from experiments.launch.terminal import say
+from experiments.setup.config import make, plain
+from experiments.setup.devices import pick_device, set_deterministic
+from marl.common.errors import UserError, check_writable
+from marl.common.files import write_json
+from marl.storage.folder import git_commit, hardware
+
+OK, FAILED, CUT, UNRUN = "ok", "failed", "cut off", "unrun"
+LEARNING = "learning"
+GRACE = 20  # seconds that a stage has to save its state once it is stopped
+
+
+@command("gpu")
+def main(cfg: DictConfig) -> None:
+    """Runs each stage that is not done yet, in order, until the time is over."""
+    # Configure and check.
+    given = plain(cfg)
+    for name in ("minutes", "learning_minutes"):
+        if not isinstance(given[name], int | float) or given[name] < 0:
+            raise UserError(f"{name}={given[name]}: must be a number of minutes")
+    wanted = list(CHECKS) if given["checks"] is None else [str(name) for name in given["checks"]]
+    if unknown := [name for name in wanted if name not in CHECKS]:
+        raise UserError(f"checks={unknown}: must be among {', '.join(CHECKS)}")
+    points = [make(Point, point, "points") for point in given["points"]]
+    device, out = pick_device(cfg.device), Path(given["out"])
+    check_writable(out, "out")
+    set_deterministic(False)  # before cuBLAS starts, so that a check may turn it on
+    began = time.monotonic()
+
+    def left(kept: float = 0.0) -> float:
+        return 60 * (given["minutes"] - kept) - (time.monotonic() - began)
+
+    # Run, and write after each stage.
+    stages = read(out / "gpu.json", machine())
+    checks = [f"check: {name}" for name in wanted]
+    benches = {f"speed: {point}": point for point in points}
+    for name in (*checks, *benches, LEARNING):
+        stages.setdefault(name, {"state": UNRUN, "said": ""})
+    for name in checks:
+        if stages[name]["state"] != OK:
+            note(out, stages, name, checked(name.removeprefix("check: "), device))
+    if any(stages[name]["state"] == FAILED for name in checks):
+        say("A check failed, so that speeds and learning would mean nothing: they stay unrun.")
+    else:
+        first = next(iter(benches), "")
+        for name, point in benches.items():
+            if stages[name]["state"] != OK and left(given["learning_minutes"]) > 0:
+                wanted_of = speed_of(given, point, out / "speed" / slug(name), baselines=name == first)
+                note(out, stages, name, timed(wanted_of, left(given["learning_minutes"])))
+        if stages[LEARNING]["state"] != OK and left() > 0:
+            overrides = [*map(str, given["learning"]), f"device={given['device']}"]
+            overrides += [f"model.name={given['weights']}"] if given["weights"] else []
+            overrides += [f"runs={out / 'runs'}", "checkpoint.every=1", "progress=false"]
+            note(out, stages, LEARNING, timed(["experiments.train", *overrides], left()))
+
+    # Report.
+    width = max(map(len, stages))
+    for name, found in stages.items():
+        say(f"{name:{width}}  {found['state']:8}{found['said']}")
+    say(f"written: {out / 'gpu.json'}. The same command goes on with what is unrun or cut off.")
+
+
+def machine() -> dict[str, Any]:
+    """What a figure depends on: card, versions and commit."""
+    return {"hardware": hardware(), "torch": torch.__version__, "git_commit": git_commit()}
+
+
+def read(path: Path, here: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns stages by name as an earlier call left them. Those of checks count on the same machine alone."""
+    if not path.exists():
+        return {}
+    stages: dict[str, dict[str, Any]] = json.loads(path.read_text())
+    return {n: s for n, s in stages.items() if not n.startswith("check: ") or s.get("machine") == dict(here)}
+
+
+def note(out: Path, stages: dict[str, dict[str, Any]], name: str, found: Mapping[str, Any]) -> None:
+    stages[name] = {**found, "machine": machine()}
+    say(f"{name}: {found['state']}  {found['said']}")
+    write_json(out / "gpu.json", stages)
+
+
+def checked(name: str, device: torch.device) -> dict[str, Any]:
+    """One check's state, figure and seconds."""
+    began = time.monotonic()
+    try:
+        said, holds = CHECKS[name](device)
+        state = OK if holds else FAILED
+    except Unrun as reason:
+        said, state = str(reason), UNRUN
+    except Exception as error:  # whatever fails on a card is a result, and the other checks go on
+        said, state = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}", FAILED
+    return {"state": state, "said": said, "seconds": time.monotonic() - began}
+
+
+def speed_of(given: Mapping[str, Any], point: Point, out: Path, baselines: bool) -> list[str]:
+    """The command that measures one point, beside the baselines or alone."""
+    shape = ", ".join(f"{key}: {value}" for key, value in vars(point).items())
+    games = given["baseline_games"] if baselines else 0
+    sizes = [f"{name}={given[name]}" for name in ("decode_steps", "update_rows", "update_tokens", "random_games")]
+    return ["experiments.benchmark", "bench=gpu", f"points=[{{{shape}}}]", f"baseline_games={games}", "repeats=1",
+            f"device={given['device']}", f"out={out}", *sizes]  # fmt: skip
+
+
+def timed(module_and_overrides: Sequence[str], seconds: float) -> dict[str, Any]:
+    """Runs a module of this project for so long at most; it is interrupted, so that it can save its state."""
+    module, *overrides = module_and_overrides
+    began = time.monotonic()
+    with subprocess.Popen(
+        [sys.executable, "-m", module, *overrides], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        cut = False
+        try:
+            printed, _ = process.communicate(timeout=max(seconds, 1.0))
+        except subprocess.TimeoutExpired:
+            cut = True
+            process.send_signal(signal.SIGINT)
+            try:
+                printed, _ = process.communicate(timeout=GRACE)
+            except subprocess.TimeoutExpired:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                printed, _ = process.communicate()
+    lines = [line for line in printed.splitlines() if line.strip()]
+    state = CUT if cut else OK if process.returncode == 0 else FAILED
+    speeds = [f"{line.split(',')[0]}: {line.split(': ', 1)[1]}" for line in lines if ", repeat 1: " in line]
+    said = "; ".join(speeds) or (lines[-1].strip() if lines else "")
+    return {"state": state, "said": said, "seconds": time.monotonic() - began, "printed": lines[-60:]}
+
+
+def slug(name: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in name.removeprefix("speed: "))
+
+
+if __name__ == "__main__":
+    main()
