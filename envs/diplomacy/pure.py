@@ -59,17 +59,13 @@ class Pure:
         return here[:, :, None] & (own | (helps & here[:, FROM][:, None, :]))
 
     def over(self, states: Small) -> Bools:
-        return (states[:, YEAR] >= self.years) | (self._centres(states).max(1) >= WIN)
+        return (states[:, YEAR] >= self.years) | (_count(states[:, N : 2 * N].T).max(0) >= WIN)
 
     def scores(self, states: Small) -> Floats:
         """(B, N): 1 for a solo, else squared centres over their sum."""
-        centres = self._centres(states).astype(float)
+        centres = _count(states[:, N : 2 * N].T).T.astype(float)
         solo = centres.max(1, keepdims=True) >= WIN
         return np.where(solo, centres >= WIN, centres**2 / (centres**2).sum(1, keepdims=True))
-
-    @staticmethod
-    def _centres(states: Small) -> NDArray[np.int64]:
-        return (states[:, N : 2 * N, None] == PLACES).sum(1)
 
     def features(self, states: Small) -> NDArray[np.float32]:
         """(B, FEATURES): who is where, who owns what, who was last attacked by whom (all one-hot), season and time."""
@@ -94,57 +90,58 @@ class Pure:
             np.take_along_axis(scores, back, axis=1),
         )
 
-    def step(self, states: Small, orders: Small) -> Small:
+    def step(self, states: Small, orders: NDArray[np.integer]) -> Small:
         """The positions before the next moves, given an order for each unit (B, N); the others' orders are ignored."""
-        units, owned, hit = states[:, :N], states[:, N : 2 * N], states[:, 2 * N : 3 * N]
-        orders = np.where(units >= 0, orders, 0)
-        moves = (FROM[orders] == PLACES) & (TO[orders] != PLACES) & (units >= 0)
-        to = np.where(moves, TO[orders], PLACES)  # (B, N)
-        won = adjudicate(units, orders)
-        goes = (to[:, :, None] == PLACES) & moves[:, :, None]  # (B, from, to)
+        columns = np.ascontiguousarray(states.T)  # the batch comes last, where numpy is fast
+        units, owned, blamed = (columns[k * N : (k + 1) * N] for k in range(3))  # (N, B)
+        codes = np.ascontiguousarray(orders.T.astype(np.int8))
+        places, fall = PLACES[:, None], columns[SEASON] == 1
+        moves = (units >= 0) & (FROM[codes] == places) & (TO[codes] != places)
+        goes = moves & (TO[codes] == PLACES[:, None, None])  # (to, from, B)
+        won = _adjudicate(units, codes)
 
         # Who was attacked by whom: where its unit stood, or in its centre. Of several the last province counts.
-        blamed = hit.copy()
+        owners = np.where(_any(goes, owned >= 0), _find(goes, owned), -1)
+        stood = np.where(_any(goes, units >= 0), _find(goes, units), -1)
         for p in range(N):
-            for victims in (units, owned):
-                victim = np.take_along_axis(victims, to[:, p : p + 1], axis=1)[:, 0]
-                rows = np.flatnonzero(moves[:, p] & (victim >= 0) & (victim != units[:, p]))
-                blamed[rows, victim[rows]] = units[rows, p]
+            for victim in (stood[p], owners[p]):
+                blamed = np.where((victim == places) & (victim != units[p]), units[p], blamed)
 
         # Moves, and retreats by rule.
-        comes = goes & won[:, :, None]
+        comes = goes & won
         taken = comes.any(1)
-        origin = np.where(taken, comes.argmax(1), -1)  # (B, N): from where a province was entered
-        after = np.where(taken, np.take_along_axis(units, origin.clip(0), axis=1), np.where(won, -1, units))
+        entered = (comes * units).sum(1, dtype=np.int8)
+        after = np.where(taken, entered, np.where(won, -1, units))
         fled = taken & (units >= 0) & ~won
         if fled.any():
-            after = retreat(after, units, owned, fled, origin, (goes & ~won[:, :, None]).any(1))
+            origin = (comes * places).sum(1, dtype=np.int8)
+            after = _retreat(after, units, owned, fled, origin, (goes & ~won).any(1))
 
         # A fall's end: centres change hands, and homes build.
-        fall = states[:, SEASON : SEASON + 1] == 1
         holds = np.where(fall & (after >= 0), after, owned)
-        room = (holds[:, :, None] == PLACES).sum(1) > (after[:, :, None] == PLACES).sum(1)
-        builds = fall & (after < 0) & (holds == PLACES) & room
-        after = np.where(builds, PLACES, after)
-        year = states[:, YEAR : YEAR + 1] + fall
-        return np.concatenate([after, holds, blamed, ~fall, year], axis=1).astype(np.int8)
+        builds = fall & (after < 0) & (holds == places) & (_count(holds) > _count(after))
+        after = np.where(builds, places, after)
+        rows = [after, holds, blamed, ~fall[None], columns[YEAR] + fall[None]]
+        return np.ascontiguousarray(np.concatenate(rows, dtype=np.int8, casting="unsafe").T)
 
 
-def retreat(after: Small, units: Small, owned: Small, fled: Bools, origin: Small, bounced: Bools) -> Small:
-    """Sets dislodged units where the rule of this module sends them; two that meet are lost, as is who has no way."""
-    rows, places = np.nonzero(fled)
-    powers = units[rows, places]
-    free = (after[rows] < 0) & ~bounced[rows]  # (K, N)
-    free[np.arange(len(rows)), origin[rows, places]] = False
-    rank = (PLACES - powers[:, None]) % N + np.where(owned[rows] == powers[:, None], 0, N)
-    rank[np.arange(len(rows)), powers] = -1  # home first
-    goal = np.where(free, rank, 99).argmin(1)
-    rows, powers, goal = (each[free.any(1)] for each in (rows, powers, goal))
-    count = np.zeros(after.shape, np.int8)
-    np.add.at(count, (rows, goal), 1)
-    alone = count[rows, goal] == 1
+def _retreat(after: Small, units: Small, owned: Small, fled: Bools, origin: Small, bounced: Bools) -> Small:
+    """Sets dislodged units where the rule of this module sends them; two that meet are lost, as is who has no way.
+    All (N, B)."""
+    places, games = np.nonzero(fled)
+    powers = units[places, games]
+    free = (after[:, games] < 0) & ~bounced[:, games]  # (N, K)
+    each = np.arange(len(games))
+    free[origin[places, games], each] = False
+    rank = (PLACES[:, None] - powers) % N + np.where(owned[:, games] == powers, 0, N)
+    rank[powers, each] = -1  # home first
+    goal = np.where(free, rank, 99).argmin(0)
+    games, powers, goal = (part[free.any(0)] for part in (games, powers, goal))
+    arrivals = np.zeros(after.shape, np.int8)
+    np.add.at(arrivals, (goal, games), 1)
+    alone = arrivals[goal, games] == 1
     after = after.copy()
-    after[rows[alone], goal[alone]] = powers[alone]
+    after[goal[alone], games[alone]] = powers[alone]
     return after
 
 
@@ -153,9 +150,12 @@ def adjudicate(units: Small, orders: Small) -> Bools:
 
     `units`: who is where; `orders`: codes of units. Bounds on all strengths are narrowed until every move is decided; of
     moves in a circle, which alone stay open, all succeed. Source: Kruijswijk, "The math of adjudication".
-    Inside, the batch is the last axis, where numpy is fast: (N, B), and (N, N, B) for what p does to q.
     """
-    units, orders = np.ascontiguousarray(units.T), np.ascontiguousarray(orders.T)
+    return _adjudicate(np.ascontiguousarray(units.T), np.ascontiguousarray(orders.T)).T
+
+
+def _adjudicate(units: Small, orders: Small) -> Bools:
+    """As `adjudicate`, of (N, B)."""
     here, places = units >= 0, PLACES[:, None]
     source, goal = FROM[orders], TO[orders]
     moves = here & (source == places) & (goal != places)
@@ -194,7 +194,7 @@ def adjudicate(units: Small, orders: Small) -> Bools:
         fails = moves & ((attack_high <= np.where(empty, 0, hold_low)) | (attack_high <= rival_low))
         undecided = ~(won | lost | wins | fails)
         if not undecided.any():
-            return np.ascontiguousarray((won | wins).T)
+            return won | wins
         stuck = ~((wins & ~won) | (fails & ~lost)).any(0)
         won |= wins | (undecided & stuck)
         lost |= fails
@@ -208,3 +208,8 @@ def _any(where: Bools, flags: Bools) -> Bools:
 def _find(where: Bools, values: Small) -> Small:
     """(N, B): for each column of `where` (N, N, B), the value (N, B) of its one marked row."""
     return np.add.reduce(where * values[:, None], axis=0, dtype=np.int8)
+
+
+def _count(owners: Small) -> Small:
+    """(power, B): how many of the (N, B) each power has."""
+    return (owners == PLACES[:, None, None]).sum(1, dtype=np.int8)
