@@ -5,7 +5,7 @@ holds it to the adjudicator of the package (`board.py`), which it does not impor
 
 A position is a row of WIDTH small integers: who has a unit in each province (-1: nobody), who owns it, who last moved
 against each power, the season (0 spring, 1 fall), the years played. An order is a number below CODES: 7 q + r, "the
-unit in q ends in r". Given to the unit in p it is a hold or a move if q = p, and else support to hold (r = q) or to move.
+unit in q ends in r". Given to the unit in p it is a hold or a move if q = p, else support to hold (r = q) or to move.
 Positions are those before moves. In between, by rule: a dislodged unit goes home, or to the next province that it owns,
 or to the next one, counted from its home; what can be built is built.
 Left out: choices in retreats and adjustments (on this map nobody ever has to disband in winter).
@@ -55,7 +55,7 @@ class Pure:
         """The orders that each unit can be given, (B, N, CODES): 43 while all seven units live."""
         here = states[:, :N] >= 0  # (B, N)
         own = PLACES[:, None] == FROM  # (N, CODES)
-        helps = ~own & (TO != PLACES[:, None])
+        helps = ~own & (PLACES[:, None] != TO)
         return here[:, :, None] & (own | (helps & here[:, FROM][:, None, :]))
 
     def over(self, states: Small) -> Bools:
@@ -74,7 +74,9 @@ class Pure:
         time = np.stack([states[:, SEASON], states[:, YEAR] / self.years], axis=1)
         return np.concatenate([hot, time], axis=1, dtype=np.float32)
 
-    def turned(self, states: Small, orders: Small, scores: Floats, by: NDArray[np.int64]) -> tuple[Small, Small, Floats]:
+    def turned(
+        self, states: Small, orders: Small, scores: Floats, by: NDArray[np.int64]
+    ) -> tuple[Small, Small, Floats]:
         """The same positions with everybody `by` (B,) seats further: on this map nobody could tell them apart."""
         by = by[:, None] % N
         back = (np.arange(N) - by) % N
@@ -148,8 +150,8 @@ def _retreat(after: Small, units: Small, owned: Small, fled: Bools, origin: Smal
 def adjudicate(units: Small, orders: Small) -> Bools:
     """Which moves succeed, (B, N) by the province that they leave.
 
-    `units`: who is where; `orders`: codes of units. Bounds on all strengths are narrowed until every move is decided; of
-    moves in a circle, which alone stay open, all succeed. Source: Kruijswijk, "The math of adjudication".
+    `units`: who is where; `orders`: codes of units. Bounds on all strengths are narrowed until every move is decided;
+    of moves in a circle, which alone stay open, all succeed. Source: Kruijswijk, "The math of adjudication".
     """
     return _adjudicate(np.ascontiguousarray(units.T), np.ascontiguousarray(orders.T)).T
 

@@ -1,10 +1,10 @@
 """DORA, DNVI, DNVI-NPU and RL-DiL-piKL: self-play in which everybody plans one step ahead, and learns from the plans.
 
-In every iteration all players of many games plan (`planning/lookahead.py`) and move once. The value network is regressed
-to what the plans expected, the proposal network to what they played. The four are one trainer with other settings:
-regret matching (DORA) or hedge (DNVI) from the start or from the anchor (NPU), and DiL-piKL near the anchor. Sources:
-Bakhtin et al. 2021, 2022. Left out: double oracle for what is never proposed (some candidates are drawn uniformly), and
-rewards before the end of a game.
+In every iteration all players of many games plan (`planning/lookahead.py`) and move once. The value network is
+regressed to what the plans expected, the proposal network to what they played. The four are one trainer with other
+settings: regret matching (DORA) or hedge (DNVI) from nothing or from the anchor (NPU), and DiL-piKL near the anchor.
+Sources: Bakhtin et al. 2021, 2022. Left out: double oracle for what is never proposed (some candidates are drawn
+uniformly), and rewards before the end of a game.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -112,8 +112,8 @@ def regress(
     return {"loss/value": losses[0] / updates, "loss/proposal": losses[1] / updates}
 
 
-def save(learner: Learner, folder: Path) -> None:
-    """Keeps the learner in a folder, in one step."""
+def save(learner: Learner, folder: Path, **notes: Any) -> None:
+    """Keeps the learner, and notes (plain data) in state.json beside it, in a folder, in one step."""
     tensors = {f"net.{name}": value for name, value in learner.net.state_dict().items()}
     for number, own in learner.optimizer.state_dict()["state"].items():
         tensors |= {f"adam.{number}.{name}": value for name, value in own.items()}
@@ -122,7 +122,7 @@ def save(learner: Learner, folder: Path) -> None:
 
     def write(place: Path) -> None:
         save_file({name: value.detach().clone() for name, value in tensors.items()}, place / "learner.safetensors")
-        write_json(place / "state.json", {"iteration": learner.iteration})
+        write_json(place / "state.json", {"iteration": learner.iteration, **notes})
 
     write_folder(folder, write)
 

@@ -11,7 +11,7 @@ UNLIKELY = -1e9  # the logit of an illegal order
 
 
 class OrderNet(nn.Module):
-    """Two perceptrons over a position's features (B, F): scores of sum 1 (B, players), and logits of each unit's orders.
+    """Two perceptrons over a position's features (B, F): scores of sum 1 (B, players), and each unit's orders.
 
     `layers` hidden layers of `width` each. Orders of several units are proposed independently of each other.
     """

@@ -1,4 +1,4 @@
-"""One-step lookahead with learned values: candidates from a proposal, a stage game, what is played and what it is worth.
+"""One-step lookahead with learned values: candidates from a proposal, a stage game, and what comes of it.
 
 SearchBot, HedgeBot, BRBot, DORA, DNVI and Diplodocus differ in networks and in `Search` alone:
 

@@ -1,7 +1,7 @@
 """Stage games of many players by sampling, a thousand at once: regret matching, hedge and DiL-piKL.
 
-`pikl.solve` wants a payoff for every joint action. Here joint actions are drawn, and a function tells what each player's
-actions would have earned against what the others drew, so that seven players with ten actions each are no trouble.
+`pikl.solve` wants a payoff for every joint action. Here joint actions are drawn, and a function tells what each
+player's actions would have earned against what the others drew: seven players with ten actions each are no trouble.
 
 Shapes: S stage games, n players, A actions (padded; `legal` says which exist), K types.
 """
@@ -39,8 +39,8 @@ def solve_stage(
     `pikl` is DiL-piKL (Bakhtin et al. 2022, algorithm 1): hedge with lambda 0. A type of probability 0 in `beta` plays
     against what the others are believed to do, and nobody believes that it is there: an agent's own lambda.
     `regret` is regret matching (Hart and Mas-Colell 2000), without anchor and types.
-    `anchors`, `legal`: (S, n, A). A player without any legal action plays no part. Raises UserError for anchors that are
-    no probabilities, and utilities that are not finite.
+    `anchors`, `legal`: (S, n, A). A player without any legal action plays no part. Raises UserError for anchors that
+    are no probabilities, and utilities that are not finite.
     """
     if solver not in SOLVERS:
         raise UserError(f"solver={solver}: must be one of {', '.join(SOLVERS)}")

@@ -1,4 +1,4 @@
-"""Plays games of simultaneous orders among players of several kinds, all games at once (see `planning/lookahead.py`)."""
+"""Plays games of simultaneous orders among players of several kinds, all at once (see `planning/lookahead.py`)."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.diplomacy.pure import N, PLACES, Pure, Small
+from envs.diplomacy.pure import PLACES, N, Pure, Small
+
 Ints = NDArray[np.int64]
 
 TEMPERS = ("league", "avenge", "befriend", "guard", "grab")

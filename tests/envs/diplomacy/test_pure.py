@@ -5,7 +5,7 @@ import importlib.util
 import numpy as np
 import pytest
 
-from envs.diplomacy.pure import CODES, FROM, HOMES, N, PLACES, POWERS, SEASON, TO, WIDTH, YEAR, Pure, Small, adjudicate
+from envs.diplomacy.pure import CODES, FROM, HOMES, PLACES, POWERS, SEASON, TO, WIDTH, YEAR, N, Pure, Small, adjudicate
 
 GAME = Pure(years=4)
 
@@ -30,7 +30,7 @@ def text(place: int, code: int) -> str:
 def drawn(states: Small, rng: np.random.Generator) -> Small:
     """Legal orders, in which support often fits."""
     legal = GAME.legal(states)
-    fought = TO == rng.integers(0, N, (len(states), 1, 1))  # a province that many look at
+    fought = rng.integers(0, N, (len(states), 1, 1)) == TO  # a province that many look at
     found = ((rng.random(legal.shape) + 0.5 * (rng.random(legal.shape) < 0.4) * fought) * legal).argmax(-1)
     rows = np.arange(len(states))
     for place in range(N):
