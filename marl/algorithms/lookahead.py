@@ -4,7 +4,7 @@ In every iteration all players of many games plan (`planning/lookahead.py`) and 
 regressed to what the plans expected, the proposal network to what they played. The four are one trainer with other
 settings: regret matching (DORA) or hedge (DNVI) from nothing or from the anchor (NPU), and DiL-piKL near the anchor.
 Sources: Bakhtin et al. 2021, 2022. Left out: double oracle for what is never proposed (some candidates are drawn
-uniformly), and rewards before the end of a game.
+uniformly), rewards before the end of a game, and discounting, since scores sum to 1.
 """
 
 from __future__ import annotations

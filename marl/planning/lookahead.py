@@ -63,7 +63,6 @@ class Search:
     kappa: str = "published"
     averaging: str = "linear"
     iterate: str = "average"
-    discount: float = 1.0  # of what comes after the next position
 
     def __post_init__(self) -> None:
         if self.solver not in SOLVERS:
@@ -75,8 +74,6 @@ class Search:
                 f"search.random={self.random}: must be from 0 to below search.candidates={self.candidates}, "
                 "some of which come from the proposal"
             )
-        if not 0 <= self.discount <= 1:
-            raise UserError(f"search.discount={self.discount}: must lie in [0, 1]")
         if self.agent is not None and not self.agent >= 0:
             raise UserError(f"search.agent={self.agent}: must be a lambda, at least 0, or null for search.lambdas")
         self.settings.type_probs(1)
@@ -131,7 +128,7 @@ def search(
         joint = np.take_along_axis(found, drawn[..., None, None], axis=2)[:, :, 0].max(1)  # (S, L)
         games, players, _ = where
         after = game.step(states[games], np.where(own[games, players], found[where], joint[games]))
-        worth = how.discount * net.expected(game.features(after))
+        worth = net.expected(game.features(after))
         ended = game.over(after)
         worth[ended] = game.scores(after[ended])
         earned = np.zeros(exists.shape)
