@@ -240,8 +240,10 @@ class Table:
 
 
 def tables_of(study: Study) -> list[Table]:
-    """All games to play: everybody as one among six, and as six, with the anchor and the scripted; and a population."""
-    pairs = [(name, other) for other in (ANCHOR, SCRIPTED) for name in study.names if name != other]
+    """All games to play: everybody as one among six, and as six, with the anchor; the same of those who learned with
+    the scripted; and a population."""
+    pairs = [(name, ANCHOR) for name in study.names if name != ANCHOR]
+    pairs += [(name, SCRIPTED) for name in (ANCHOR, *study.arms)]
     pairs = list(dict.fromkeys([*pairs, *((other, name) for name, other in pairs)]))
     wanted = [(None, None, study.games["population"]), *((one, six, study.games["one"]) for one, six in pairs)]
     return [

@@ -31,12 +31,12 @@ class LookaheadConfig:
     """Settings of the trainer. An iteration is one move in each of `games` games, and `updates` steps of Adam."""
 
     search: Search = field(default_factory=Search)
-    iterations: int = 400
-    games: int = 256
+    iterations: int = 250
+    games: int = 128
     explore: float = 0.1  # probability that a player moves at random among its candidates
-    replay: int = 30000  # positions to learn from, the newest
-    batch: int = 512
-    updates: int = 16
+    replay: int = 5000  # positions to learn from, the newest
+    batch: int = 256
+    updates: int = 8
     learning_rate: float = 1e-3
     value_weight: float = 1.0
     proposal_weight: float = 0.1

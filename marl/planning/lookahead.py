@@ -5,7 +5,7 @@ SearchBot, HedgeBot, BRBot, DORA, DNVI and Diplodocus differ in networks and in 
     regret matching           SearchBot, DORA         Search(solver="regret")
     hedge                     HedgeBot, DNVI          Search(lambdas=(0,))
     best response             BRBot                   Search(lambdas=(inf,), agent=0)
-    DiL-piKL                  Diplodocus              Search(lambdas=(1e-2, 1e-1), agent=1e-3)
+    DiL-piKL                  Diplodocus              Search(lambdas=(.03, .1), agent=.01)
 
 Shapes: S positions, n players, A candidates, L slots. A slot has one player's unit or none, and an order is a number.
 """
@@ -54,7 +54,7 @@ class Search:
     None for the same. Scores are from 0 to 1, and so lambdas are of that size."""
 
     solver: str = "pikl"
-    lambdas: Sequence[float] = (0.01, 0.1)
+    lambdas: Sequence[float] = (0.03, 0.1)
     agent: float | None = None
     iterations: int = 24  # draws of each stage game
     candidates: int = 8  # of each player
@@ -102,7 +102,7 @@ class Lookahead:
         if explore:
             legal = self.stage.values > -np.inf
             random = rng.random(legal.shape[:2]) < explore
-            policy = np.where(random[..., None], legal / legal.sum(-1, keepdims=True), policy)
+            policy = np.where(random[..., None], legal / np.maximum(legal.sum(-1, keepdims=True), 1), policy)
         picked = sample([policy], 1, rng)[..., 0, 0]  # (S, n)
         orders: Orders = np.take_along_axis(self.candidates, picked[..., None, None], axis=2)[:, :, 0].max(1)
         return orders

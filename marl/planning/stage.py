@@ -82,6 +82,6 @@ def solve_stage(
     return Stage(
         wanted,
         np.einsum("nk,snka->sna", beta, wanted),
-        np.where(legal, values, -np.inf),
+        np.where(legal & ~absent[..., None], values, -np.inf),
         np.einsum("nk,snk->sn", beta, means),
     )

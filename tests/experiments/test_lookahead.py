@@ -29,7 +29,7 @@ def test_a_study_from_its_anchor_to_its_table(tmp_path: Path, capsys: pytest.Cap
     rows = read_table(folder / "table.csv")
     names = ["scripted", "SL", "SearchBot", "HedgeBot", "BRBot", "DORA", "DNVI_NPU", "piKL"]
     of = {(row.arm, row.metric): row for row in rows}
-    assert {arm for arm, _ in of} == set(names) and len(of) == len(rows) == 8 * 2 + 7 * 4
+    assert {arm for arm, _ in of} == set(names) and len(of) == len(rows) == 8 * 2 + 7 * 2 + 4 * 2
     assert sum(of[name, "rating"].mean for name in names) == pytest.approx(0, abs=1e-2)
     assert all(0 <= row.mean <= 1 and row.games > 0 for row in rows if row.metric != "rating")
     games = csv_rows(folder / "games.csv.gz")
@@ -95,4 +95,4 @@ def test_bad_settings_are_refused_before_anything_is_computed(given: str, said: 
 def test_another_configuration_has_a_folder_of_its_own() -> None:
     one, other, same = (study_of(settings(given)).folder for given in ("seeds=[0]", "years=2", "seeds=[0,1]"))
     assert one != other and one == same  # seeds share a folder, in which each has its files
-    assert np.unique([table.name for table in tables_of(study_of(settings("seeds=[0,1]")))]).size == 2 * (1 + 26)
+    assert np.unique([table.name for table in tables_of(study_of(settings("seeds=[0,1]")))]).size == 2 * (1 + 20)

@@ -69,7 +69,7 @@ def test_two_types_and_an_agent_that_nobody_believes_in() -> None:
     expected = np.array([[0.10346, 0.72633, 0.17022], [0.44882, 0.34438, 0.20680]])
     plain = Settings(iterations=1500, lambdas=(0.1, 1.0), kappa="sqrt")
     stage = solved(zero_sum(W), TAU, plain)
-    assert stage.policies.mean(0) == pytest.approx(np.stack([expected, expected]), abs=0.02)
+    assert stage.policies.mean(0) == pytest.approx(np.stack([expected, expected]), abs=0.035)
     assert stage.population.mean(0) == pytest.approx(np.array([(0.27614, 0.53536, 0.18851)] * 2), abs=0.012)
     with_agent = Settings(iterations=1500, lambdas=(0.1, 1.0, 0.0), beta=(0.5, 0.5, 0.0), kappa="sqrt")
     beside = solved(zero_sum(W), TAU, with_agent)
