@@ -9,6 +9,8 @@ in retreats.
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +25,7 @@ from experiments.launch.command import command
 from experiments.launch.terminal import Bar, say
 from experiments.setup.config import make
 from experiments.setup.devices import set_threads
+from experiments.setup.select import add_cards
 from experiments.studies.cells import compute
 from marl.agents.scripted.pure import Population
 from marl.algorithms.lookahead import Data, Learner, LookaheadConfig, load, regress, save, train_lookahead
@@ -35,6 +38,7 @@ from marl.model.orders import OrderNet
 from marl.planning.lookahead import Search
 from marl.report.figures import ablation_figure
 from marl.rollout.positions import NetPlayer, Player, play
+from marl.storage.folder import git_commit
 
 SCRIPTED, ANCHOR = "scripted", "SL"  # players that are always there
 STARTS = ("nothing", "anchor")
@@ -103,6 +107,7 @@ def main(cfg: DictConfig) -> None:
     check_writable(study.folder, "out")
     check_writable(out, "publish")
     set_threads(cfg.threads)
+    git_commit()  # is cached: the code may change while this runs
 
     # Train.
     bar, folder = Bar(enabled=cfg.progress), study.folder
@@ -138,6 +143,10 @@ def main(cfg: DictConfig) -> None:
     n = study.game.players
     columns = [*(f"seat_{i}" for i in range(n)), *(f"score_{i}" for i in range(n))]
     write_csv(out / "games.csv.gz", ("seed", "kind", *columns), games)
+    add_cards(
+        [card(study, run, read_json(folder / f"{run.arm}-s{run.seed}.json")) for run in runs if run.arm in study.arms],
+        out,
+    )
     say(format_table(figures_by_arm(rows), metrics))
     say(f"\ntables and figure: {out}")
 
@@ -198,7 +207,7 @@ def imitate(study: Study, seed: int, bar: Bar, number: str) -> dict[str, Any]:
 def train(study: Study, name: str, seed: int, bar: Bar, number: str) -> dict[str, Any]:
     """Trains an arm, from its last checkpoint on."""
     arm, folder = study.arms[name], study.folder / f"{name}-s{seed}"
-    config = replace(study.train, search=study.how(name, rated=False))
+    config, began = replace(study.train, search=study.how(name, rated=False)), time.perf_counter()
     anchor = study.trained(ANCHOR, seed)
     learner = Learner(study.game, study.net(seed), config)
     if arm.start == "anchor":
@@ -214,10 +223,13 @@ def train(study: Study, name: str, seed: int, bar: Bar, number: str) -> dict[str
         lines.append([found["loss/value"], found["loss/proposal"]])
         if learner.iteration % study.every == 0 or learner.iteration == config.iterations:
             save(learner, folder, lines=lines)
+            took = {"arm": name, "seed": seed, "iteration": learner.iteration, "seconds": time.perf_counter() - began}
+            with (study.folder / "timing.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(took) + "\n")  # since this process began with the arm
         bar.advance(1)
 
     train_lookahead(study.game, learner, anchor if arm.anchored else None, config, seed, after)
-    return {"lines": lines}
+    return {"lines": lines, "git_commit": git_commit()}
 
 
 @dataclass(frozen=True)
@@ -302,6 +314,14 @@ def measure(study: Study, seed: int, played: Sequence[tuple[Table, Mapping[str, 
                 if of_one:
                     figures[metric + suffix] = bootstrap_mean(of_one, rng=rng)
     return found
+
+
+def card(study: Study, run: ArmRun, kept: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of `cards.jsonl`: what made a player, and its figures."""
+    figures = {name: [round(end, 4) for end in (i.mean, i.low, i.high)] for name, i in run.metrics.items()}
+    made = {"arm": run.arm, "seeds": [run.seed], "git_commit": kept["git_commit"], "config_hash": study.folder.name}
+    games = study.train.games * study.train.iterations
+    return {"run": f"{run.arm}-s{run.seed}", **made, "command": "lookahead.py", "positions": games, "figures": figures}
 
 
 if __name__ == "__main__":

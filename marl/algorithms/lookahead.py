@@ -133,7 +133,10 @@ def load(learner: Learner, folder: Path) -> None:
         raise UserError(f"{damage}. Remove that folder to begin again.")
     with reading(folder):
         tensors = load_file(folder / "learner.safetensors")
-        learner.net.load_state_dict({k.removeprefix("net."): v for k, v in tensors.items() if k.startswith("net.")})
+        nets = {name.removeprefix("net."): value for name, value in tensors.items() if name.startswith("net.")}
+        if {k: v.shape for k, v in nets.items()} != {k: v.shape for k, v in learner.net.state_dict().items()}:
+            raise ValueError("its networks have another size")
+        learner.net.load_state_dict(nets)
         own = learner.optimizer.state_dict()
         own["state"] = {}
         for name, value in tensors.items():

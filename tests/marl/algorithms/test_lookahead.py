@@ -24,7 +24,7 @@ END = 9
 # What follows each pair of orders: the first player's score, or 10 + the next position.
 NEXT = np.array([
     [[11, 0.2, 0.7], [0.6, 12, 0.1], [0.3, 0.8, 10]],  # position 0, which may come again
-    [[1.0, 0.0, 0.3], [0.0, 0.5, 0.9], [0.6, 0.4, 0.2]],
+    [[0.9, 0.6, 0.8], [0.0, 0.5, 0.9], [0.1, 0.4, 0.2]],
     [[0.1, 0.9, 11], [0.7, 0.2, 0.5], [11, 0.3, 0.6]],
 ])  # fmt: skip
 
@@ -90,7 +90,7 @@ def net_of(game: Any, seed: int = 0, width: int = 32) -> OrderNet:
 
 
 SMALL = LookaheadConfig(
-    Search("regret", iterations=40, candidates=3, random=2, samples=8), iterations=100, games=64, replay=2000,
+    Search("regret", iterations=30, candidates=3, random=2, samples=8), iterations=60, games=64, replay=2000,
     batch=128, updates=8, learning_rate=3e-3,
 )  # fmt: skip
 
@@ -108,7 +108,7 @@ def test_values_are_those_of_the_game_solved_exactly(how: dict[str, Any]) -> Non
     assert len(seen) == config.iterations and seen[-1]["loss/value"] < seen[0]["loss/value"]
     # The proposal learns what is played, so that what never pays is hardly proposed.
     played = np.exp(learner.net.proposed(features, game.legal(game.start(3))))
-    assert played[1, 0, 2] > 0.4 and played[1, 0, 0] < 0.45
+    assert played[1, 0, 0] > 0.7 and played[1, 1, 1] > 0.7
 
 
 def uniform_values() -> Floats:

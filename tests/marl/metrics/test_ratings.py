@@ -85,14 +85,14 @@ def test_ratings_from_games_of_many_seats() -> None:
     """Scores whose differences are logistic, with what the players are worth, give the ratings back; a game that is
     there twice narrows nothing that whole games don't."""
     rng, names = np.random.default_rng(0), list(PLANTED)
-    seats = [[str(n) for n in rng.choice(names, 5)] for _ in range(1500)]
+    seats = [[str(n) for n in rng.choice(names, 5)] for _ in range(600)]
     strengths = np.array([[PLANTED[name] for name in row] for row in seats])
     scores = strengths + rng.gumbel(size=strengths.shape)  # differences of Gumbels are logistic
     found = table_ratings(seats, scores, np.random.default_rng(1))
     middle = np.mean([PLANTED[name] for name in names])
     for name in names:
-        assert found[name].mean == pytest.approx(PLANTED[name] - middle, abs=0.15)
-        assert found[name].low < found[name].mean < found[name].high and found[name].n == 1500
+        assert found[name].mean == pytest.approx(PLANTED[name] - middle, abs=0.2)
+        assert found[name].low < found[name].mean < found[name].high and found[name].n == 600
     two = table_ratings([["a", "b"]] * 4 + [["b", "a"]], np.array([[1, 0.0]] * 3 + [[0, 1]] + [[1, 1]]), rng)
     assert two["a"].mean - two["b"].mean == pytest.approx(math.log(3.5 / 1.5), abs=0.02)
     with pytest.raises(ValueError, match="nobody can be rated"):

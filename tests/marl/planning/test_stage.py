@@ -70,7 +70,7 @@ def test_two_types_and_an_agent_that_nobody_believes_in() -> None:
     plain = Settings(iterations=1500, lambdas=(0.1, 1.0), kappa="sqrt")
     stage = solved(zero_sum(W), TAU, plain)
     assert stage.policies.mean(0) == pytest.approx(np.stack([expected, expected]), abs=0.035)
-    assert stage.population.mean(0) == pytest.approx(np.array([(0.27614, 0.53536, 0.18851)] * 2), abs=0.012)
+    assert stage.population.mean(0) == pytest.approx(np.array([(0.27614, 0.53536, 0.18851)] * 2), abs=0.02)
     with_agent = Settings(iterations=1500, lambdas=(0.1, 1.0, 0.0), beta=(0.5, 0.5, 0.0), kappa="sqrt")
     beside = solved(zero_sum(W), TAU, with_agent)
     assert (beside.population == stage.population).all() and (beside.utilities == stage.utilities).all()
@@ -109,7 +109,7 @@ def test_three_players_as_the_solver_of_whole_payoffs() -> None:
     payoffs = [rng.random((2, 3, 2)) for _ in range(3)]
     legal = np.array([[1, 1, 0], [1, 1, 1], [1, 1, 0]], bool)
     taus = np.array([[0.3, 0.7, 0], [0.2, 0.3, 0.5], [0.6, 0.4, 0]])
-    settings = Settings(iterations=1500, lambdas=(0.3,), kappa="sqrt")
+    settings = Settings(iterations=600, lambdas=(0.3,), kappa="sqrt")
     whole = solve(payoffs, [tau[:count] for tau, count in zip(taus, (2, 3, 2), strict=True)], settings)
 
     def utilities(drawn: Ints) -> Floats:
@@ -117,10 +117,10 @@ def test_three_players_as_the_solver_of_whole_payoffs() -> None:
         plain = drawn_from(*(np.pad(p, ((0, 1), (0, 0), (0, 1))) for p in payoffs))(drawn)
         return np.where(legal, plain, found)
 
-    games = np.broadcast_to(taus, (GAMES, 3, 3))
+    games = np.broadcast_to(taus, (24, 3, 3))
     stage = solve_stage(utilities, games, np.broadcast_to(legal, games.shape), settings, np.random.default_rng(1))
     for i, count in enumerate((2, 3, 2)):
-        assert stage.population[:, i, :count].mean(0) == pytest.approx(whole.population[i], abs=0.02)
+        assert stage.population[:, i, :count].mean(0) == pytest.approx(whole.population[i], abs=0.03)
     assert (stage.population[:, ~legal] == 0).all() and (stage.values[:, ~legal] == -np.inf).all()
 
 
