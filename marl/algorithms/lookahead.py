@@ -31,7 +31,7 @@ class LookaheadConfig:
     """Settings of the trainer. An iteration is one move in each of `games` games, and `updates` steps of Adam."""
 
     search: Search = field(default_factory=Search)
-    iterations: int = 250
+    iterations: int = 200
     games: int = 128
     explore: float = 0.1  # probability that a player moves at random among its candidates
     replay: int = 5000  # positions to learn from, the newest
