@@ -96,8 +96,8 @@ class Lookahead:
     stage: Stage
 
     def drawn(self, rng: np.random.Generator, agent: bool = False, explore: float = 0.0) -> Orders:
-        """Orders (S, L) of all players: from what they are believed to play, or each as the agent; with probability
-        `explore` a player takes any of its candidates."""
+        """Orders (S, L) of all players: from what they are believed to play, or each as the agent, the last type; with
+        probability `explore` a player takes any of its candidates."""
         policy = self.stage.policies[..., -1, :] if agent else self.stage.population
         if explore:
             legal = self.stage.values > -np.inf

@@ -35,7 +35,9 @@ class NetPlayer:
         if self.how is None:
             legal = self.game.legal(states)
             return draw(self.net.proposed(self.game.features(states), legal), legal, 1, rng)[:, 0]
-        return search(self.game, states, self.net, self.anchor, self.how, rng).drawn(rng, agent=True)
+        return search(self.game, states, self.net, self.anchor, self.how, rng).drawn(
+            rng, agent=self.how.agent is not None
+        )
 
 
 class Played(NamedTuple):
