@@ -56,7 +56,7 @@ class Search:
     solver: str = "pikl"
     lambdas: Sequence[float] = (0.03, 0.1)
     agent: float | None = None
-    iterations: int = 24  # draws of each stage game
+    iterations: int = 16  # draws of each stage game
     candidates: int = 8  # of each player
     random: int = 2  # of these, drawn uniformly from what is legal
     samples: int = 24  # drawn from the proposal, of which the likeliest are candidates
