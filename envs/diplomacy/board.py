@@ -77,7 +77,7 @@ class Board:
         if map_name not in MAPS:
             raise ValueError(f"map_name must be one of {', '.join(MAPS)}, got {map_name!r}.")
         check_whole("years", years, 1, MAX_YEARS)
-        self.map_name, self.years = map_name, years
+        self.map_name, self.years, self._win_centres = map_name, years, win_centres
         self._game = load_package().Game(game_id=map_name, map_name=map_name)
         self.powers: tuple[str, ...] = tuple(sorted(self._game.powers))
         self._powers: list[Any] = [self._game.powers[name] for name in self.powers]
@@ -259,6 +259,13 @@ class Board:
         game.build_caches()
         self._winner, self._options = position.winner, position.options
         self.orders, self.corrections, self.results = {}, {}, {}
+
+    def __deepcopy__(self, memo: object) -> Board:
+        """A board of its own in the same position: a deep copy of the package's takes 300 times as long."""
+        board = Board(self.map_name, self.years, self._win_centres)
+        board.restore(self.state())
+        board.orders, board.corrections, board.results = self.orders, self.corrections, self.results
+        return board
 
     # --- What others see ------------------------------------------------------------------------------------------
     def features(self) -> np.ndarray:
