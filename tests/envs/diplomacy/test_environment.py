@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pettingzoo.test import api_test, parallel_api_test, parallel_seed_test, seed_test
@@ -25,6 +27,7 @@ from envs.diplomacy.texts import COASTS, COMPACT_TOKENS, NOBODY, PLACES
 pytest.importorskip("diplomacy", reason="needs the extra `diplomacy`: pip install 'diplomacy==1.1.2'")
 
 GOLDEN = Path(__file__).parent / "golden"
+ROOT = Path(__file__).resolve().parents[3]
 STYLES = tuple(Style)
 FIELDS = {"role", "questions", "error", "message", "span", "entry"}
 
@@ -47,6 +50,13 @@ def test_pettingzoo_parallel_api(style: str) -> None:
 def test_pettingzoo_aec_api() -> None:
     api_test(diplomacy.env(years=1, press="private"), num_cycles=80)
     seed_test(lambda: diplomacy.env(years=1, press="private"), num_cycles=40)
+
+
+def test_defaults_are_those_of_the_command_line() -> None:
+    shown = {name: p.default for name, p in inspect.signature(diplomacy.parallel_env).parameters.items()}
+    assert shown.pop("render_mode") is None
+    expected = yaml.safe_load((ROOT / "conf/env/diplomacy.yaml").read_text(encoding="utf-8"))["env"]
+    assert expected.pop("game") == "diplomacy" and shown == expected
 
 
 def check_contract(env: diplomacy.Diplomacy, observations: dict[str, Any], infos: dict[str, Any]) -> None:
