@@ -186,6 +186,28 @@ def test_adjudication(
         assert tuple(sorted(board.results[unit])) == expected, board.results
 
 
+def test_retreats() -> None:
+    """Two that retreat to one place are both lost; without an order a unit is disbanded."""
+    board = Board("standard")
+    put(board, {"ITALY": ["A PIE"]}, "SPRING 1901 RETREATS")
+    start = replace(
+        board.state(), options=None,
+        retreats=tuple(
+            {"FRANCE": (("A BUR", ("GAS", "PAR")),), "GERMANY": (("A MAR", ("GAS", "SPA")),)}.get(power, ())
+            for power in board.powers
+        ),
+    )  # fmt: skip
+    for orders, left_over in (
+        ({"FRANCE": ["A BUR R GAS"], "GERMANY": ["A MAR R GAS"]}, ((), ())),
+        ({"FRANCE": ["A BUR R GAS"], "GERMANY": ["A MAR R SPA"]}, (("A GAS",), ("A SPA",))),
+        ({"FRANCE": ["A BUR R PIE"], "GERMANY": []}, ((), ())),
+    ):
+        board.restore(start)
+        assert board.options()["FRANCE"] == {"A BUR": ("A BUR R GAS", "A BUR R PAR", "A BUR D")}
+        board.process(orders)
+        assert (board.units()["FRANCE"], board.units()["GERMANY"]) == left_over and board.phase == "F1901M"
+
+
 def test_builds_disbands_and_waives() -> None:
     board = Board("standard")
     put(
