@@ -159,10 +159,11 @@ def study_of(cfg: DictConfig) -> Study:
         check_count(own[name], name)
     if own["years"] > 100:
         raise UserError(f"years={own['years']}: a game has at most 100. Choose fewer")
-    if not plain["seeds"] or len(set(plain["seeds"])) < len(plain["seeds"]):
-        raise UserError(f"seeds={plain['seeds']}: name at least one, each once")
-    for seed in plain["seeds"]:
+    seeds = plain["seeds"] if isinstance(plain["seeds"], list) else [plain["seeds"]]
+    for seed in seeds:
         check_count(seed, "seeds", 0)
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise UserError(f"seeds={seeds}: name at least one, each once")
     for name, value in own["games"].items():
         check_count(value, f"games.{name}", 2)
     check_count(own["anchor"]["games"], "anchor.games")
@@ -175,7 +176,7 @@ def study_of(cfg: DictConfig) -> Study:
             raise UserError(f"arms.{name}.start={arm.start}: must be one of {', '.join(STARTS)}")
     anchor = {name: value for name, value in own["anchor"].items() if name != "games"}
     study = Study(
-        Pure(own["years"]), plain["seeds"], own["width"],
+        Pure(own["years"]), seeds, own["width"],
         make(LookaheadConfig, {**anchor, "iterations": 1, "games": 1, "proposal_weight": 1.0}, "anchor"),
         own["anchor"]["games"], make(LookaheadConfig, own["train"], "train"), own["every"], arms, bots, own["search"],
         own["games"], Path(cfg.out) / digest({**own, "format": FORMAT}),

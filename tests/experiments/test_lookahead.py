@@ -74,6 +74,7 @@ def test_a_study_from_its_anchor_to_its_table(tmp_path: Path, capsys: pytest.Cap
     ("given", "said"),
     [
         ("seeds=[]", "seeds=[]: name at least one"),
+        ("seeds=[a]", "seeds=a: must be a whole number"),
         ("seeds=[1,1]", "seeds=[1, 1]: name at least one, each once"),
         ("years=0", "years=0: must be a whole number"),
         ("years=200", "years=200: a game has at most 100"),
