@@ -16,7 +16,7 @@ import stat
 import string
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from functools import cached_property, wraps
 from pathlib import Path
@@ -57,6 +57,8 @@ class Question:
     Trainers get it through `infos`; the answer never enters an observation. `also`: further true candidates. `cued`: it
     is asked as a choice among the candidates is, by the text and the cue to reply; where an observation ends with this
     text, the choice that is due is the question. `letters`: the game has said that A, B, ... stand for the candidates.
+    `later`: nobody knows the answer yet, not even the game, and `answer` is empty; once it does, `View.answers` has it
+    under this name (`answered`).
     """
 
     text: str
@@ -65,8 +67,11 @@ class Question:
     also: tuple[str, ...] = ()
     cued: bool = False
     letters: bool = False
+    later: str = ""
 
     def __post_init__(self) -> None:
+        if self.later and not self.answer:
+            return
         answers = (self.answer, *self.also)
         if not set(answers) <= set(self.candidates) or len(set(answers)) < len(answers):
             raise ValueError(f"answers {answers} must be different ones of the candidates {self.candidates}")
@@ -74,6 +79,13 @@ class Question:
     @property
     def answer_index(self) -> int:
         return self.candidates.index(self.answer)
+
+    def answered(self, answers: Mapping[str, str]) -> Question | None:
+        """The question with its answer; None if these `answers` (by `later`) have none. Of other questions, itself."""
+        if self.answer or not self.later:
+            return self
+        answer = answers.get(self.later, "")
+        return replace(self, answer=answer) if answer in self.candidates else None
 
     @property
     def also_indices(self) -> tuple[int, ...]:
@@ -95,12 +107,14 @@ class View:
     message: str = ""  # what the others heard of its last action
     span: tuple[int, int] = (0, 0)  # the characters of the action that `message` was made of
     entry: str = ""  # what its last action counted as, in a word of the game; "" where no reply was due
+    answers: Mapping[str, str] = field(default_factory=dict)  # now known, to earlier questions by their `later`
 
     def observation(self) -> dict[str, Any]:
         return {"text": self.text, "turn": int(self.turn), "options": self.options}  # int: a member of Discrete
 
     def info(self) -> dict[str, Any]:
-        names = ("role", "questions", "error", "message", "span", "entry", *(["truths"] if self.truths else []))
+        names = ["role", "questions", "error", "message", "span", "entry"]
+        names += [name for name in ("truths", "answers") if getattr(self, name)]
         return {name: getattr(self, name) for name in names}
 
 

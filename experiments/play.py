@@ -49,6 +49,10 @@ HINTS = {  # how to answer, by game
     "dond": (
         "Write [message] and your words, or [propose] and what you claim, as in: [propose] (1 books, 0 hats, 2 balls)"
     ),
+    "diplomacy": (
+        "Choose by the number of an option, or by its words. Where there are none, write your message: only the power "
+        "that you chose reads it."
+    ),
     "among_us": (
         "Choose by the number of an option, or by its words. Where there are none, it is your turn to speak: write "
         "what the others shall hear."

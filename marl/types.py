@@ -6,8 +6,8 @@ Index `t` always describes token `t`: its kind, its log-probability given what s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from typing import Any
 
@@ -121,6 +121,12 @@ class Belief:
         return pooled(self.probs, self.question.answer_index, self.question.also_indices)
 
 
+def answered(beliefs: Sequence[Belief], answers: Mapping[str, Mapping[str, str]]) -> list[Belief]:
+    """The beliefs with answers that became known later (`answers`: by agent); those that never did are left out."""
+    found = [(belief, belief.question.answered(answers.get(belief.listener, {}))) for belief in beliefs]
+    return [replace(belief, question=question) for belief, question in found if question is not None]
+
+
 def pooled(probs: np.ndarray, answer: int, also: Sequence[int]) -> np.ndarray:
     """Moves the probabilities (K,) of the candidates `also` to the candidate `answer`."""
     if not also:
@@ -160,6 +166,7 @@ class Episode:
     steps: int
     facts: dict[str, Any] = field(default_factory=dict)
     privileged: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    answers: dict[str, dict[str, str]] = field(default_factory=dict)  # by agent, to questions answered `later`
 
     @property
     def outgrown(self) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 
 from envs.core import TurnKind
 from marl.metrics.beliefs import CHANGES, belief_changes, belief_metrics
+from marl.metrics.diplomacy import diplomacy_metrics
 from marl.metrics.games import among_us_metrics, dond_metrics, ways_of_ending
 from marl.metrics.stats import ByGame, Interval, Metrics, bootstrap_mean, bootstrap_ratio, mean_metrics, rate
 from marl.metrics.talk import played_by, talk_metrics
@@ -26,9 +27,10 @@ def metrics(
 ) -> Metrics:
     """All metrics of these games, by name (wording.csv). Raises ValueError without a game.
 
-    `game`: `dond`, `among_us` or another one, which gets `game/score` (a player's total payment), `game/how/HOW` and
-    `game/win_rate/WINNER` in its own words. `objective` is Deal or No Deal's. `players` (names in `Episode.players`)
-    limits talk, errors, beliefs, speech and rewards to those players; the game's own figures count everybody.
+    `game`: `dond`, `among_us`, `diplomacy` or another one, which gets `game/score` (a player's total payment),
+    `game/how/HOW` and `game/win_rate/WINNER` in its own words. `objective` is Deal or No Deal's. `players` (names in
+    `Episode.players`) limits talk, errors, beliefs, speech and rewards to those players; the game's own figures count
+    everybody.
     """
     if not episodes:
         raise ValueError("no episodes to evaluate: play at least one game")
@@ -37,6 +39,8 @@ def metrics(
         own = dond_metrics(episodes, objective, rng)
     elif game == "among_us":
         own = among_us_metrics(episodes, players, rng)
+    elif game == "diplomacy":
+        own = {**diplomacy_metrics(episodes, rng), **ways_of_ending(episodes)}
     else:
         games = [g for g, episode in enumerate(episodes) for _ in episode.players]
         paid = [sum(p.amount for p in e.payments if p.agent == agent) for e in episodes for agent in e.players]

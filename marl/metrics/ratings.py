@@ -113,3 +113,29 @@ def fit(x: Floats, results: Floats, weights: Floats, ridge: float, start: Floats
 def elo(rating: Interval) -> Interval:
     """The rating in Elo points: 400 / log(10) times it, 0 for the population's mean."""
     return Interval(ELO * rating.mean, ELO * rating.low, ELO * rating.high, rating.n)
+
+
+def table_ratings(seats: Sequence[Sequence[str]], scores: Floats, rng: np.random.Generator) -> Metrics:
+    """Each player's rating in natural units, from games of any number of seats, each with a score (games, seats).
+
+    Two seats of different players are a match that the higher score wins; players' ratings add up to 0. Intervals
+    resample whole games. Raises ValueError where no game has two different players.
+    """
+    names = sorted({name for game in seats for name in game})
+    rows, results, games = [], [], []
+    for number, (game, found) in enumerate(zip(seats, scores, strict=True)):
+        for i in range(len(game)):
+            for j in range(i):
+                if game[i] != game[j]:
+                    rows.append((names.index(game[i]), names.index(game[j])))
+                    results.append(0.5 + 0.5 * float(np.sign(found[i] - found[j])))
+                    games.append(number)
+    if not rows:
+        raise ValueError("ratings: no game has two different players, so nobody can be rated")
+    x = np.zeros((len(rows), len(names)))
+    x[np.arange(len(rows)), [i for i, _ in rows]] = 1
+    x[np.arange(len(rows)), [j for _, j in rows]] = -1
+    (found,) = fit(x, np.array(results), np.ones((1, len(rows))), RIDGE)
+    drawn = rng.multinomial(len(seats), np.full(len(seats), 1 / len(seats)), size=DRAWS).astype(float)
+    resampled = fit(x, np.array(results), drawn[:, games], RIDGE, found)
+    return {name: percentiles(float(found[i]), resampled[:, i], len(seats)) for i, name in enumerate(names)}

@@ -24,6 +24,7 @@ from marl.common.errors import UserError
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 Shape = tuple[int, ...]
 
 Game = Sequence[ArrayLike]  # one payoff array for each player, (*batch, A_1, ..., A_n)

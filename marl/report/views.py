@@ -61,7 +61,8 @@ def game_view(transcript: Transcript, condition: str = "") -> View:
     if is_dond(transcript):
         table = {"counts": facts["counts"], "values": dict(zip(agents, facts["values"], strict=True))}
     view["moved"] = sum(moved["total"] for turn in turns for moved in turn["moved"])
-    return {**view, "players": transcript["players"], "roles": transcript["roles"], "table": table, "turns": turns}
+    roles = {**transcript["roles"], **facts.get("powers", {})}  # in Diplomacy whose seat it is tells more
+    return {**view, "players": transcript["players"], "roles": roles, "table": table, "turns": turns}
 
 
 def _turn_view(turn: dict[str, Any]) -> View:
@@ -80,6 +81,9 @@ def outcome_text(transcript: Transcript) -> str:
         return ENDINGS.get(outcome["how"], str(outcome["how"]))
     if not is_dond(transcript):
         how = str(outcome.get("how") or ", ".join(f"{name} {value}" for name, value in outcome.items()))
+        if "centres" in outcome:
+            held = {p: outcome["centres"][a] for a, p in outcome["powers"].items()}
+            how = f"{how}; centres: {', '.join(f'{power} {n}' for power, n in sorted(held.items()))}"
         winner = outcome.get("winner")
         return printable(how if winner is None else f"{winner} won ({how})")
     if not outcome["deal"]:

@@ -64,7 +64,7 @@ def env_maker(env: Mapping[str, Any]) -> Callable[[], Any]:
         make()
     except OSError as error:
         raise _unreadable(settings, error) from error
-    except (ValueError, TypeError, ArithmeticError, AttributeError, LookupError) as error:
+    except (ValueError, TypeError, ArithmeticError, AttributeError, LookupError, ImportError) as error:
         raise UserError(f"env.{error}" if f"{error} ".split(" ")[0] in settings else f"env: {error}") from error
     return make
 

@@ -24,7 +24,7 @@ from marl.decoding.engine import Engine
 from marl.decoding.sampling import uniforms
 from marl.model.tokens import Asked, View
 from marl.rollout.seeds import RESAMPLED
-from marl.types import Belief, Episode, Kind, Stream, Turn
+from marl.types import Belief, Episode, Kind, Stream, Turn, answered
 
 ROWS = 8  # streams that are read side by side
 
@@ -241,6 +241,7 @@ def _hear(
                 row[list(a.candidate_ids)].double().softmax(-1).cpu().numpy()
                 for row, a in zip(logits, asked, strict=True)
             ]
-            stop.place.heard[j] += beliefs_of(listener, episodes[game].roles[listener], asked, probs)
+            heard_by = beliefs_of(listener, episodes[game].roles[listener], asked, probs)
+            stop.place.heard[j] += answered(heard_by, episodes[game].answers)
         for fork in forks:
             engine.free(fork)

@@ -14,7 +14,7 @@ from marl.agents.base import Agent, Reply, Request
 from marl.model.tokens import Tokens
 from marl.rollout.games import check_said
 from marl.rollout.seeds import Game, sampling_seed
-from marl.types import Belief, Episode, Payment, Stream, Turn
+from marl.types import Belief, Episode, Payment, Stream, Turn, answered
 
 Cast = Callable[["Game", Any], Mapping[str, Agent]]  # (game, environment after reset) -> who plays each seat
 Views = dict[tuple[int, str], tuple[Stream, list[Belief]]]  # what agents kept of their seats
@@ -94,6 +94,7 @@ class Match:
         self.replies: dict[str, Reply] = {}
         self.turns: list[Turn] = []
         self.payments: list[Payment] = []
+        self.answers: dict[str, dict[str, str]] = {}  # by agent, to questions that could not be answered when asked
         self.facts = dict(env.facts)
         self.privileged = {agent: tuple(env.privileged(agent)) for agent in env.agents}
         self.roles = {agent: infos[agent]["role"] for agent in env.agents}
@@ -137,6 +138,9 @@ class Match:
         actions = {seat: self.replies[seat].text if seat in self.replies else "" for seat in self.env.agents}
         self.observations, rewards, _, _, self.infos = self.env.step(actions)
         check_said(self.env, self.infos)
+        for seat, info in self.infos.items():
+            if "answers" in info:
+                self.answers.setdefault(seat, {}).update(info["answers"])
         self.turns += [self.turn(seat, self.replies[seat], kind, truths[seat]) for seat, kind in kinds.items()]
         self.payments += [Payment(seat, self.clock, float(amount)) for seat, amount in rewards.items() if amount]
         self.replies = {}
@@ -172,7 +176,7 @@ class Match:
     def episode(self, views: Views) -> Episode:
         """Returns the finished game."""
         own = {seat: views[self.index, seat] for seat in self.seats if (self.index, seat) in views}
-        beliefs = [belief for _, asked in own.values() for belief in asked]
+        beliefs = answered([belief for _, asked in own.values() for belief in asked], self.answers)
         return Episode(
             seed=self.game.seed,
             players={seat: agent.name for seat, agent in self.seats.items()},
@@ -185,6 +189,7 @@ class Match:
             steps=self.clock,
             facts=self.facts,
             privileged=self.privileged,
+            answers=self.answers,
         )
 
 

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from experiments.setup.config import EvalConfig, SeedsConfig, make
 from marl.agents.chat import ChatConfig
 from marl.algorithms.filtered_bc import FilteredBCConfig
+from marl.algorithms.lookahead import LookaheadConfig
 from marl.algorithms.ppo import PPOConfig
 from marl.algorithms.rl_pikl import RLPiklConfig
 from marl.losses.entropy import EntropyLoss
@@ -22,6 +23,7 @@ from marl.losses.policy import PolicyLoss
 from marl.losses.value import ValueLoss
 from marl.losses.world_model import WorldModelLoss
 from marl.model.lora import AdapterConfig
+from marl.planning.lookahead import Search
 from marl.planning.planner import PlannerConfig
 from marl.pretraining.config import BaseConfig, ModelConfig
 from marl.rewards.game import GameReward
@@ -42,6 +44,7 @@ FILLED = {
     ImitationLoss: "loss/default.yaml imitation",
     KLLoss: "loss/default.yaml kl",
     ListeningLoss: "loss/default.yaml listening",
+    LookaheadConfig: "lookahead.yaml train",
     ModelConfig: "model/tiny.yaml",
     PPOConfig: "algo/ppo.yaml",
     PlanLoss: "loss/plan.yaml plan",
@@ -49,6 +52,7 @@ FILLED = {
     PolicyLoss: "loss/default.yaml policy",
     RLPiklConfig: "algo/pikl.yaml algo",
     Seats: "env/dond.yaml cast.negotiator",
+    Search: "lookahead.yaml search",
     SeedsConfig: "train.yaml seeds",
     SpeakingReward: "reward/default.yaml speaking",
     ValueLoss: "loss/default.yaml value",
@@ -59,6 +63,7 @@ FILLED = {
 ONLY_IN_CODE = {
     "BaseConfig.human_games",  # base/human.yaml
     "BaseConfig.keep",  # base/human.yaml
+    "LookaheadConfig.search",  # a part of its own
     "BaseConfig.vary",  # a game's file sets it
     "PPOConfig.planner",  # loss=plan brings conf/planner/noted.yaml
     "RLPiklConfig.planner",  # conf/planner/pikl.yaml

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from marl.metrics.ratings import ELO, FIRST, Match, elo, match_of, ratings
+from marl.metrics.ratings import ELO, FIRST, Match, elo, match_of, ratings, table_ratings
 from tests.marl.episodes import deal_game, episode, failed_game, meeting_game, propose
 
 PLANTED = {"a": 1.0, "b": 0.25, "c": -0.25, "d": -1.0}
@@ -79,3 +79,21 @@ def test_bad_input() -> None:
         ratings([], np.random.default_rng(0))
     with pytest.raises(ValueError, match="a result from 0 to 1"):
         ratings([Match(("a",), ("b",), 2.0)], np.random.default_rng(0))
+
+
+def test_ratings_from_games_of_many_seats() -> None:
+    """Scores whose differences are logistic, with what the players are worth, give the ratings back; a game that is
+    there twice narrows nothing that whole games don't."""
+    rng, names = np.random.default_rng(0), list(PLANTED)
+    seats = [[str(n) for n in rng.choice(names, 5)] for _ in range(600)]
+    strengths = np.array([[PLANTED[name] for name in row] for row in seats])
+    scores = strengths + rng.gumbel(size=strengths.shape)  # differences of Gumbels are logistic
+    found = table_ratings(seats, scores, np.random.default_rng(1))
+    middle = np.mean([PLANTED[name] for name in names])
+    for name in names:
+        assert found[name].mean == pytest.approx(PLANTED[name] - middle, abs=0.2)
+        assert found[name].low < found[name].mean < found[name].high and found[name].n == 600
+    two = table_ratings([["a", "b"]] * 4 + [["b", "a"]], np.array([[1, 0.0]] * 3 + [[0, 1]] + [[1, 1]]), rng)
+    assert two["a"].mean - two["b"].mean == pytest.approx(math.log(3.5 / 1.5), abs=0.02)
+    with pytest.raises(ValueError, match="nobody can be rated"):
+        table_ratings([["a", "a"]], np.zeros((1, 2)), rng)

@@ -128,3 +128,11 @@ def test_other_places_have_other_games() -> None:
     seeds = [g.seed for place in places for g in draw_games(place[0], *place[1:], count=16)]
     assert len(set(seeds)) == len(seeds) and all(0 <= s < 1 << 63 for s in seeds)
     assert len({shuffle_seed(s, i) for s in range(5) for i in range(1, 100)}) == 5 * 99
+
+
+def test_a_game_whose_package_is_missing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envs.diplomacy.board.PACKAGE", "no_such_package")
+    with pytest.raises(
+        UserError, match=r"^env: Diplomacy needs the package diplomacy, which is not installed\. Install"
+    ):
+        env_maker({"game": "diplomacy"})

@@ -1,0 +1,1 @@
+"""Diplomacy. envs/diplomacy_v0.py is its face."""

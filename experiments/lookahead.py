@@ -1,0 +1,329 @@
+"""Trains players of `pure` Diplomacy who plan one step ahead, and rates them: `python -m experiments.lookahead`.
+
+An imitation of scripted players is the anchor. From it, or from nothing, arms learn by self-play in which all plan:
+DORA, DNVI-NPU and RL-DiL-piKL, which differ in settings alone. Then all play: one among six, six against one, and in a
+population of everybody. Everything is kept as soon as it is there, and the same command goes on; several share the
+work. Written: `table.csv`, `figure.svg`, `training.csv.gz` and `games.csv.gz`. Left out: press, other maps, and choices
+in retreats.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from envs.diplomacy.pure import Pure
+from experiments.launch.command import command
+from experiments.launch.terminal import Bar, say
+from experiments.setup.config import make
+from experiments.setup.devices import set_threads
+from experiments.setup.select import add_cards
+from experiments.studies.cells import compute
+from marl.agents.scripted.pure import Population
+from marl.algorithms.lookahead import Data, Learner, LookaheadConfig, load, regress, save, train_lookahead
+from marl.common.errors import UserError, check_count, check_writable
+from marl.common.files import digest, read_json
+from marl.metrics.ratings import elo, table_ratings
+from marl.metrics.stats import Metrics, bootstrap_mean
+from marl.metrics.tables import ArmRun, ablation_table, figures_by_arm, format_table, write_csv, write_table
+from marl.model.orders import OrderNet
+from marl.planning.lookahead import Search
+from marl.report.figures import ablation_figure
+from marl.rollout.positions import NetPlayer, Player, play
+from marl.storage.folder import git_commit
+
+SCRIPTED, ANCHOR = "scripted", "SL"  # players that are always there
+STARTS = ("nothing", "anchor")
+FORMAT = 1  # of what is kept; raised where the same settings come to something else
+PLAY = 1 << 20  # keeps the random numbers of rated games apart from those of training
+AT_ONCE = 100  # games of a file
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A player that learns, or with `start` None one that plans with the anchor's networks."""
+
+    anchored: bool
+    search: Mapping[str, Any]
+    play: Mapping[str, Any] = field(default_factory=dict)
+    start: str | None = None
+
+
+@dataclass(frozen=True)
+class Study:
+    """All settings, checked."""
+
+    game: Pure
+    seeds: Sequence[int]
+    width: int
+    anchor: LookaheadConfig
+    anchor_games: int
+    train: LookaheadConfig
+    every: int
+    arms: Mapping[str, Arm]  # those that learn
+    bots: Mapping[str, Arm]
+    search: Mapping[str, Any]
+    games: Mapping[str, int]
+    folder: Path
+
+    @property
+    def names(self) -> list[str]:
+        return [SCRIPTED, ANCHOR, *self.bots, *self.arms]
+
+    def net(self, seed: int) -> OrderNet:
+        """An untrained network."""
+        torch.manual_seed(seed)
+        return OrderNet(self.game.features_size, self.game.players, self.game.slots, self.game.codes, self.width)
+
+    def how(self, name: str, rated: bool = True) -> Search:
+        """How a player plans, when it is rated or when it learns."""
+        arm = (self.bots | self.arms)[name]
+        return make(Search, {**self.search, **arm.search, **(arm.play if rated else {})}, f"{name}.search")
+
+    def trained(self, name: str, seed: int) -> OrderNet:
+        """The networks that a player ended its training with."""
+        config = self.anchor if name == ANCHOR else self.train
+        learner = Learner(self.game, self.net(seed), config)
+        load(learner, self.folder / f"{name}-s{seed}")
+        return learner.net
+
+
+@command("lookahead")
+def main(cfg: DictConfig) -> None:
+    """Imitates, trains, plays and tabulates, from where it stopped."""
+    # Configure.
+    study = study_of(cfg)
+    out = Path(cfg.publish or study.folder)
+
+    # Check.
+    check_writable(study.folder, "out")
+    check_writable(out, "publish")
+    set_threads(cfg.threads)
+    git_commit()  # is cached: the code may change while this runs
+
+    # Train.
+    bar, folder = Bar(enabled=cfg.progress), study.folder
+    anchors = {folder / f"{ANCHOR}-s{seed}.json": seed for seed in study.seeds}
+    arms = {folder / f"{name}-s{seed}.json": (name, seed) for seed in study.seeds for name in study.arms}
+    whole = compute(anchors, lambda seed, number: imitate(study, seed, bar, number))
+    whole = whole and compute(arms, lambda arm, number: train(study, *arm, bar, number))
+
+    # Play.
+    tables = {folder / f"{table.name}.json": table for table in tables_of(study)}
+    whole = whole and compute(tables, lambda table, number: rate(study, table, bar, number))
+    bar.close()
+    if not whole:
+        return
+
+    # Report.
+    played = [(table, read_json(path)) for path, table in tables.items()]
+    runs = [ArmRun(name, seed, own) for seed in study.seeds for name, own in measure(study, seed, played).items()]
+    metrics = list(dict.fromkeys(metric for run in runs for metric in run.metrics))
+    rows = [row for m in metrics for row in ablation_table([run for run in runs if m in run.metrics], [m])]
+    write_table(out / "table.csv", rows)
+    ablation_figure(rows, ["rating", "score/1v6", "score/population"], out / "figure.svg")
+    curves = [
+        (name, seed, i + 1, *line)
+        for path, (name, seed) in arms.items()
+        for i, line in enumerate(read_json(path)["lines"])
+    ]
+    write_csv(out / "training.csv.gz", ("arm", "seed", "iteration", "loss_value", "loss_proposal"), curves)
+    games = [
+        (table.seed, table.kind, *seats, *scores)
+        for table, found in played for seats, scores in zip(found["seats"], found["scores"], strict=True)
+    ]  # fmt: skip
+    n = study.game.players
+    columns = [*(f"seat_{i}" for i in range(n)), *(f"score_{i}" for i in range(n))]
+    write_csv(out / "games.csv.gz", ("seed", "kind", *columns), games)
+    add_cards(
+        [card(study, run, read_json(folder / f"{run.arm}-s{run.seed}.json")) for run in runs if run.arm in study.arms],
+        out,
+    )
+    say(format_table(figures_by_arm(rows), metrics))
+    say(f"\ntables and figure: {out}")
+
+
+def study_of(cfg: DictConfig) -> Study:
+    """Reads the settings. UserError for values that make no study, before anything is computed."""
+    plain: Any = OmegaConf.to_container(cfg, resolve=True)
+    own = {k: plain[k] for k in ("years", "width", "anchor", "train", "every", "arms", "bots", "search", "games")}
+    for name in ("years", "width", "every"):
+        check_count(own[name], name)
+    if own["years"] > 100:
+        raise UserError(f"years={own['years']}: a game has at most 100. Choose fewer")
+    seeds = plain["seeds"] if isinstance(plain["seeds"], list) else [plain["seeds"]]
+    for seed in seeds:
+        check_count(seed, "seeds", 0)
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise UserError(f"seeds={seeds}: name at least one, each once")
+    for name, value in own["games"].items():
+        check_count(value, f"games.{name}", 2)
+    check_count(own["anchor"]["games"], "anchor.games")
+    arms = {name: make(Arm, settings, f"arms.{name}") for name, settings in own["arms"].items()}
+    bots = {name: make(Arm, settings, f"bots.{name}") for name, settings in own["bots"].items()}
+    if taken := {SCRIPTED, ANCHOR, *bots} & set(arms) | {SCRIPTED, ANCHOR} & set(bots):
+        raise UserError(f"arms.{min(taken)}: that is another player's name. Give it one of its own")
+    for name, arm in arms.items():
+        if arm.start not in STARTS:
+            raise UserError(f"arms.{name}.start={arm.start}: must be one of {', '.join(STARTS)}")
+    anchor = {name: value for name, value in own["anchor"].items() if name != "games"}
+    study = Study(
+        Pure(own["years"]), seeds, own["width"],
+        make(LookaheadConfig, {**anchor, "iterations": 1, "games": 1, "proposal_weight": 1.0}, "anchor"),
+        own["anchor"]["games"], make(LookaheadConfig, own["train"], "train"), own["every"], arms, bots, own["search"],
+        own["games"], Path(cfg.out) / digest({**own, "format": FORMAT}),
+    )  # fmt: skip
+    for name in [*bots, *arms]:
+        study.how(name)
+        study.how(name, rated=False)
+    return study
+
+
+def imitate(study: Study, seed: int, bar: Bar, number: str) -> dict[str, Any]:
+    """Trains the scripted anchor on games of the population, and keeps its networks."""
+    rng = np.random.default_rng([seed, 0])
+    config, game = study.anchor, study.game
+    seats = np.zeros((study.anchor_games, game.players), np.int64)
+    played = play(game, [Population(game)], seats, rng)
+    data = Data(played.states, played.orders, played.scores[played.game])
+    learner, lines = Learner(game, study.net(seed), config), []
+    bar.stage(f"anchor {number}", config.updates)
+    for done in range(0, config.updates, study.every):
+        count = min(study.every, config.updates - done)
+        found = regress(game, learner, data, config, count, rng)
+        lines.append([found["loss/value"], found["loss/proposal"]])
+        bar.advance(count)
+    save(learner, study.folder / f"{ANCHOR}-s{seed}")
+    return {"lines": lines}
+
+
+def train(study: Study, name: str, seed: int, bar: Bar, number: str) -> dict[str, Any]:
+    """Trains an arm, from its last checkpoint on."""
+    arm, folder = study.arms[name], study.folder / f"{name}-s{seed}"
+    config, began = replace(study.train, search=study.how(name, rated=False)), time.perf_counter()
+    anchor = study.trained(ANCHOR, seed)
+    learner = Learner(study.game, study.net(seed), config)
+    if arm.start == "anchor":
+        learner.net.load_state_dict(anchor.state_dict())
+    lines: list[list[float]] = []
+    if folder.exists():
+        load(learner, folder)
+        lines = read_json(folder / "state.json")["lines"]
+    bar.stage(f"{name} {number}", config.iterations)
+    bar.advance(learner.iteration)
+
+    def after(learner: Learner, found: Mapping[str, float]) -> None:
+        lines.append([found["loss/value"], found["loss/proposal"]])
+        if learner.iteration % study.every == 0 or learner.iteration == config.iterations:
+            save(learner, folder, lines=lines)
+            took = {"arm": name, "seed": seed, "iteration": learner.iteration, "seconds": time.perf_counter() - began}
+            with (study.folder / "timing.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(took) + "\n")  # since this process began with the arm
+        bar.advance(1)
+
+    train_lookahead(study.game, learner, anchor if arm.anchored else None, config, seed, after)
+    return {"lines": lines, "git_commit": git_commit()}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Games of one kind, that are played together: `one` among six `others`, or with both None a population."""
+
+    seed: int
+    games: int
+    one: str | None = None
+    others: str | None = None
+    part: int = 0
+
+    @property
+    def kind(self) -> str:
+        return "population" if self.one is None else f"{self.one}_among_{self.others}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-{self.part}-s{self.seed}"
+
+
+def tables_of(study: Study) -> list[Table]:
+    """All games to play: everybody as one among six, and as six, with the anchor; the same of those who learned with
+    the scripted; and a population."""
+    pairs = [(name, ANCHOR) for name in study.names if name != ANCHOR]
+    pairs += [(name, SCRIPTED) for name in (ANCHOR, *study.arms)]
+    pairs = list(dict.fromkeys([*pairs, *((other, name) for name, other in pairs)]))
+    wanted = [(None, None, study.games["population"]), *((one, six, study.games["one"]) for one, six in pairs)]
+    return [
+        Table(seed, min(AT_ONCE, count - start), one, six, start // AT_ONCE)
+        for seed in study.seeds for one, six, count in wanted for start in range(0, count, AT_ONCE)
+    ]  # fmt: skip
+
+
+def rate(study: Study, table: Table, bar: Bar, number: str) -> dict[str, Any]:
+    """Plays the games of a table: who sat where, and the scores."""
+    bar.stage(f"{table.name} {number}", 1)
+    rng = np.random.default_rng([table.seed, PLAY, int(digest({"name": table.name}), 16)])
+    n = study.game.players
+    if table.one is None or table.others is None:
+        names = study.names
+        seats = rng.integers(len(names), size=(table.games, n))
+    else:
+        names = [table.others, table.one]
+        seats = (np.arange(n) == rng.integers(n, size=(table.games, 1))).astype(np.int64)
+    players = [player_of(study, name, table.seed) for name in names]
+    scores = play(study.game, players, seats, rng).scores
+    bar.advance(1)
+    return {"seats": [[names[i] for i in row] for row in seats], "scores": scores.round(6).tolist()}
+
+
+def player_of(study: Study, name: str, seed: int) -> Player:
+    if name == SCRIPTED:
+        return Population(study.game)
+    anchor = study.trained(ANCHOR, seed)
+    if name == ANCHOR:
+        return NetPlayer(study.game, anchor)
+    net = study.trained(name, seed) if name in study.arms else anchor
+    arm = (study.bots | study.arms)[name]
+    return NetPlayer(study.game, net, study.how(name), anchor if arm.anchored else None)
+
+
+def measure(study: Study, seed: int, played: Sequence[tuple[Table, Mapping[str, Any]]]) -> dict[str, Metrics]:
+    """Each player's figures: Elo in the population, scores there, and as one among six and (the one's) against six."""
+    rng, found = np.random.default_rng(seed), {name: Metrics() for name in study.names}
+    own = [(table, each) for table, each in played if table.seed == seed]
+    mixed = [each for table, each in own if table.one is None]
+    seats, scores = ([row for each in mixed for row in each[key]] for key in ("seats", "scores"))
+    for name, rating in table_ratings(seats, np.array(scores), rng).items():
+        found[name]["rating"] = elo(rating)
+    for name, figures in found.items():
+        here = [(g, s) for g, row in enumerate(seats) for seat, s in zip(row, scores[g], strict=True) if seat == name]
+        games, values = zip(*here, strict=True)
+        figures["score/population"] = bootstrap_mean(values, games, rng=rng)
+        for other, suffix in ((ANCHOR, ""), (SCRIPTED, "/scripted")):
+            for one, six, metric in ((name, other, "score/1v6"), (other, name, "score/6v1")):
+                parts = [each for table, each in own if (table.one, table.others) == (one, six)]
+                of_one = [
+                    s for each in parts for row, line in zip(each["seats"], each["scores"], strict=True)
+                    for seat, s in zip(row, line, strict=True) if seat == one
+                ]  # fmt: skip
+                if of_one:
+                    figures[metric + suffix] = bootstrap_mean(of_one, rng=rng)
+    return found
+
+
+def card(study: Study, run: ArmRun, kept: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of `cards.jsonl`: what made a player, and its figures."""
+    figures = {name: [round(end, 4) for end in (i.mean, i.low, i.high)] for name, i in run.metrics.items()}
+    made = {"arm": run.arm, "seeds": [run.seed], "git_commit": kept["git_commit"], "config_hash": study.folder.name}
+    games = study.train.games * study.train.iterations
+    return {"run": f"{run.arm}-s{run.seed}", **made, "command": "lookahead.py", "positions": games, "figures": figures}
+
+
+if __name__ == "__main__":
+    main()

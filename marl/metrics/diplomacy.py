@@ -1,0 +1,35 @@
+"""Metrics of Diplomacy: scores, centres and solos, by player where several met."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from marl.metrics.stats import Metrics, bootstrap_mean, rate
+from marl.types import Episode
+
+
+def diplomacy_metrics(episodes: Sequence[Episode], rng: np.random.Generator) -> Metrics:
+    """`game/score` and `game/centres` of a seat, `game/solo` of a game, `game/years`; and, where several players met,
+    `game/score/NAME`, `game/centres/NAME` and `game/solo/NAME` (how often one of their seats won alone), of a seat.
+
+    Intervals are over games. If all seats are one player's its score is 1 over their number, whatever happens.
+    """
+    every = [(game, agent) for game, episode in enumerate(episodes) for agent in episode.players]
+    names = sorted({name for episode in episodes for name in episode.players.values()})
+    found: Metrics = {
+        "game/solo": rate([e.outcome["how"] == "solo" for e in episodes]),
+        "game/years": bootstrap_mean([e.outcome["year"] for e in episodes], rng=rng),
+        "game/messages": bootstrap_mean([e.outcome["messages"] for e in episodes], rng=rng),
+    }
+    for name in [None, *(names if len(names) > 1 else [])]:
+        own = [(game, agent) for game, agent in every if name in (None, episodes[game].players[agent])]
+        games, end = [game for game, _ in own], "" if name is None else f"/{name}"
+        for metric, key in (("score", "points"), ("centres", "centres")):
+            values = [float(episodes[game].outcome[key][agent]) for game, agent in own]
+            found[f"game/{metric}{end}"] = bootstrap_mean(values, games, rng=rng)
+        if name is not None:
+            won = [episodes[g].outcome["winner"] == episodes[g].outcome["powers"][agent] for g, agent in own]
+            found[f"game/solo{end}"] = bootstrap_mean(won, games, rng=rng)
+    return found

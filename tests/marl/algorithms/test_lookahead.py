@@ -1,0 +1,228 @@
+"""The trainer of one-step lookahead: values of a small Markov game solved exactly, conventions, exact resume."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import linprog
+
+from envs.diplomacy.pure import Pure
+from marl.agents.scripted.pure import Population
+from marl.algorithms.lookahead import Data, Learner, LookaheadConfig, load, regress, save, train_lookahead
+from marl.common.errors import UserError
+from marl.model.orders import OrderNet
+from marl.planning.lookahead import Search, search
+from marl.planning.pikl import Bools, Floats, Ints
+from marl.rollout.positions import NetPlayer, play
+
+END = 9
+# What follows each pair of orders: the first player's score, or 10 + the next position.
+NEXT = np.array([
+    [[11, 0.2, 0.7], [0.6, 12, 0.1], [0.3, 0.8, 10]],  # position 0, which may come again
+    [[0.9, 0.6, 0.8], [0.0, 0.5, 0.9], [0.1, 0.4, 0.2]],
+    [[0.1, 0.9, 11], [0.7, 0.2, 0.5], [11, 0.3, 0.6]],
+])  # fmt: skip
+
+
+class Chain:
+    """Two players, one unit each with three orders, three positions, and an end. A row: position, first one's score in
+    percent."""
+
+    players, slots, codes, features_size = 2, 2, 3, 3
+
+    def start(self, count: int) -> np.ndarray:
+        return np.stack([np.arange(count) % 3, np.zeros(count, int)], axis=1)
+
+    def owner(self, states: np.ndarray) -> np.ndarray:
+        return np.broadcast_to(np.arange(2), (len(states), 2))
+
+    def legal(self, states: np.ndarray) -> Bools:
+        return np.ones((len(states), 2, 3), bool)
+
+    def over(self, states: np.ndarray) -> Bools:
+        return states[:, 0] == END
+
+    def scores(self, states: np.ndarray) -> Floats:
+        return np.stack([states[:, 1] / 100, 1 - states[:, 1] / 100], axis=1)
+
+    def features(self, states: np.ndarray) -> np.ndarray:
+        return np.eye(3, dtype=np.float32)[states[:, 0] % 3]
+
+    def step(self, states: np.ndarray, orders: np.ndarray) -> np.ndarray:
+        found = NEXT[states[:, 0], orders[:, 0], orders[:, 1]]
+        ends = found < 10
+        place, score = np.where(ends, END, found - 10), np.where(ends, found * 100, 0)
+        return np.stack([place, score], axis=1).round().astype(int)
+
+    def turned(
+        self, states: np.ndarray, orders: np.ndarray, scores: Floats, by: Ints
+    ) -> tuple[np.ndarray, np.ndarray, Floats]:
+        return states, orders, scores
+
+
+def matrix_value(matrix: Floats) -> float:
+    """What the row player can make sure of, by linear programming."""
+    rows, columns = matrix.shape
+    found = linprog(
+        np.r_[np.zeros(rows), -1], np.c_[-matrix.T, np.ones(columns)], np.zeros(columns), np.r_[np.ones(rows), 0][None],
+        [1], [(0, 1)] * rows + [(None, None)],
+    )  # fmt: skip
+    return float(-found.fun)
+
+
+def exact_values() -> Floats:
+    """The first player's values (3,) by value iteration (Shapley 1953)."""
+    values = np.zeros(3)
+    for _ in range(100):
+        worth = np.where(NEXT < 10, NEXT, values[(NEXT - 10).clip(0).astype(int)])
+        values = np.array([matrix_value(matrix) for matrix in worth])
+    return values
+
+
+def net_of(game: Any, seed: int = 0, width: int = 32) -> OrderNet:
+    torch.manual_seed(seed)
+    return OrderNet(game.features_size, game.players, game.slots, game.codes, width)
+
+
+SMALL = LookaheadConfig(
+    Search("regret", iterations=30, candidates=3, random=2, samples=8), iterations=60, games=64, replay=2000,
+    batch=128, updates=8, learning_rate=3e-3,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("how", [{"solver": "regret"}, {"lambdas": (0.0,)}])
+def test_values_are_those_of_the_game_solved_exactly(how: dict[str, Any]) -> None:
+    """DNVI's fixed point in a zero-sum Markov game is its value; uniform play is worth something else."""
+    game, config = Chain(), replace(SMALL, search=replace(SMALL.search, **how))
+    learner, seen = Learner(game, net_of(game), config), []
+    train_lookahead(game, learner, None, config, 0, lambda learner, metrics: seen.append(metrics))
+    features = game.features(game.start(3))
+    exact, found = exact_values(), learner.net.expected(features)
+    assert found[:, 0] == pytest.approx(exact, abs=0.03) and found.sum(1) == pytest.approx(1)
+    assert np.abs(uniform_values() - exact).max() > 0.06
+    assert len(seen) == config.iterations and seen[-1]["loss/value"] < seen[0]["loss/value"]
+    # The proposal learns what is played, so that what never pays is hardly proposed.
+    played = np.exp(learner.net.proposed(features, game.legal(game.start(3))))
+    assert played[1, 0, 0] > 0.7 and played[1, 1, 1] > 0.7
+
+
+def uniform_values() -> Floats:
+    values = np.zeros(3)
+    for _ in range(100):
+        values = np.where(NEXT < 10, NEXT, values[(NEXT - 10).clip(0).astype(int)]).mean((1, 2))
+    return values
+
+
+def test_only_the_anchored_one_keeps_the_convention() -> None:
+    """In a game of pure coordination, whoever starts at nothing may meet anywhere; who plans near an anchor meets where
+    the anchor does, and so does who plays with its members."""
+    game = Meeting()
+    anchor = net_of(game)
+    data = Data(game.start(64), np.full((64, 2), 2), np.full((64, 2), 0.5))
+    learner = Learner(game, anchor, SMALL)
+    regress(game, learner, data, replace(SMALL, proposal_weight=1.0), 30, np.random.default_rng(0))
+    how = Search(lambdas=(0.1,), iterations=40, candidates=3, random=2, samples=8)
+    near = search(game, game.start(16), net_of(game), anchor, how, np.random.default_rng(0))
+    assert (near.drawn(np.random.default_rng(0)) == 2).mean() > 0.95
+    free = search(game, game.start(16), net_of(game), None, replace(how, lambdas=(0.0,)), np.random.default_rng(0))
+    assert (free.drawn(np.random.default_rng(0)) == 2).mean() < 0.7
+    greedy = search(
+        game, game.start(16), anchor, anchor, replace(how, lambdas=(1e9,), agent=0.0), np.random.default_rng(0)
+    )
+    assert (greedy.drawn(np.random.default_rng(0), agent=True) == 2).all()  # the best response to it
+    seats = np.tile([0, 1], (40, 1))
+    met = play(game, [NetPlayer(game, anchor), NetPlayer(game, anchor, how, anchor)], seats, np.random.default_rng(0))
+    assert met.scores[:, 0].mean() > 0.95 and len(met.states) == 40
+
+
+class Meeting(Chain):
+    """Both win by giving the same order, and share one end: here a first score of 1 means that they met."""
+
+    def start(self, count: int) -> np.ndarray:
+        return np.zeros((count, 2), int)
+
+    def scores(self, states: np.ndarray) -> Floats:
+        return np.repeat(states[:, 1:] / 100.0, 2, axis=1)
+
+    def step(self, states: np.ndarray, orders: np.ndarray) -> np.ndarray:
+        return np.stack([np.full(len(states), END), 100 * (orders[:, 0] == orders[:, 1])], axis=1)
+
+
+def test_a_stopped_training_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
+    game, config = Pure(2), LookaheadConfig(Search(iterations=3, candidates=4), 6, 8, replay=30, batch=16, updates=2)
+    anchor = net_of(game, 1, 8)
+    whole, lines = Learner(game, net_of(game, width=8), config), []
+
+    def after(learner: Learner, metrics: dict[str, float]) -> None:
+        lines.append(metrics)
+        if learner.iteration == 3 and len(lines) == 3:
+            save(learner, tmp_path / "kept", note=[1])
+
+    train_lookahead(game, whole, anchor, config, 0, after)
+    again = Learner(game, net_of(game, 5, width=8), config)
+    load(again, tmp_path / "kept")
+    assert again.iteration == 3 and len(again.replay.states) == 24
+    train_lookahead(game, again, anchor, config, 0, after)
+    assert lines[3:6] == lines[6:] and (again.states == whole.states).all() and len(whole.replay.states) == 30
+    for one, other in zip(whole.net.parameters(), again.net.parameters(), strict=True):
+        assert torch.equal(one, other)
+    for mine, theirs in zip(whole.replay, again.replay, strict=True):
+        assert (mine == theirs).all()
+    (tmp_path / "kept" / "state.json").write_text("{}")
+    with pytest.raises(UserError, match=r"damaged file state.json\. Remove that folder"):
+        load(again, tmp_path / "kept")
+    save(whole, tmp_path / "kept")
+    with pytest.raises(UserError, match="is damaged, or of another version"):
+        load(Learner(game, net_of(game, width=16), config), tmp_path / "kept")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"solver": "nash"}, "search.solver=nash: must be one of pikl, regret"),
+        ({"candidates": 2}, "search.random=2: must be from 0 to below search.candidates=2"),
+        ({"iterations": 0}, "search.iterations=0: must be a whole number, at least 1"),
+        ({"agent": -1.0}, "search.agent=-1.0: must be a lambda"),
+        ({"lambdas": ()}, "name at least one"),
+        ({"lambdas": (-1,)}, "each 0"),
+        ({"kappa": "small"}, "kappa=small: must be one of"),
+    ],
+)
+def test_bad_searches_are_named(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as error:
+        Search(**settings)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({"games": 0}, "games=0"), ({"explore": 2}, "explore=2"), ({"learning_rate": 0}, "learning_rate=0"),
+     ({"value_weight": -1}, "value_weight=-1")],
+)  # fmt: skip
+def test_bad_training_is_named(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        LookaheadConfig(**settings)
+
+
+def test_candidates_are_different_legal_actions_of_ones_own_units() -> None:
+    game, rng = Pure(4), np.random.default_rng(2)
+    population = Population(game)
+    states = play(game, [population], np.zeros((6, 7), int), rng).states
+    found = search(game, states, net_of(game), None, Search(iterations=2), rng)
+    legal, owner = game.legal(states), game.owner(states)
+    exists = found.stage.values > -np.inf
+    for s in range(0, len(states), 7):
+        for power in range(7):
+            own = owner[s] == power
+            rows = found.candidates[s, power][exists[s, power]]
+            assert bool(len(rows)) == bool(own.any()) and len({tuple(row) for row in rows}) == len(rows) <= 8
+            assert (rows[:, ~own] == -1).all()
+            assert all(legal[s, place, order] for row in rows for place, order in enumerate(row) if own[place])
+    orders = found.drawn(rng, explore=0.5)
+    assert ((orders >= 0) == (owner >= 0)).all()
+    assert (np.take_along_axis(legal, orders.clip(0)[..., None], -1)[..., 0] | (owner < 0)).all()
