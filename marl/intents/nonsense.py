@@ -37,7 +37,7 @@ def features(policy: Policy, rows: Sequence[Said]) -> Tensor:
     order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]))
     while order:
         longest, group = 0, []
-        while order and (len(group) + 1) * max(longest, len(rows[order[0]][0])) <= PASS_TOKENS or not group:
+        while order and (not group or (len(group) + 1) * len(rows[order[0]][0]) <= PASS_TOKENS):
             longest = max(longest, len(rows[order[0]][0]))
             group.append(order.pop(0))
         tokens = torch.zeros((len(group), longest), dtype=torch.int64, device=policy.device)

@@ -16,9 +16,11 @@ from typing import Any
 import torch
 
 from envs.dond.rules import Triple
-from envs.human_dond import HumanView, Step
+from envs.human_dond import HumanView, Split, Step
 from marl.common.errors import UserError
-from marl.common.files import canonical, digest
+from marl.common.files import canonical, read_json, write_json
+from marl.intents.annotate import annotate
+from marl.intents.claims import ClaimReader
 from marl.intents.streams import Intent, grounded
 from marl.intents.truthful import unfaithful
 from marl.model.optim import MuonAndAdamW
@@ -27,9 +29,10 @@ from marl.model.tokens import Tokens, train_tokenizer
 from marl.pretraining import corpus
 from marl.pretraining.config import BaseConfig, ModelConfig
 from marl.pretraining.fit import fit
-from marl.rollout.games import game_module
+from marl.rollout.games import env_maker, game_module
 from marl.storage.checkpoint import load_policy, make_once, read_card, save_policy
 
+CONTEXT = 512  # tokens of a human dialogue's stream at most
 FORMAT = 1  # raise it when the same settings make other models
 
 Progress = Callable[[str, int, int], None]  # what is trained, steps taken, all steps
@@ -75,8 +78,37 @@ def action_model(
         learn(policy, base, env, data, len(found.steps), lambda d, n: progress("action model", d, n), refuse=unfaithful)
         return policy, {"views": len(found.steps)}
 
-    about = {"env": dict(env), "model": model.made_of(), "base": asdict(base), "data": corpus.data_files(data)}
+    about = {
+        "env": unvaried(env, base),
+        "model": model.made_of(),
+        "base": asdict(base),
+        "data": corpus.data_files(data),
+    }
     return kept_policy(folder, {"kind": "action", **about}, make, device, report)
+
+
+def annotated(
+    action: Policy, base: BaseConfig, env: Mapping[str, Any], data: str, split: Split, path: Path
+) -> tuple[list[HumanView], dict[int, list[Intent]]]:
+    """The views of a split that can be annotated, and their intents, which are kept in `path`.
+
+    Of the training split those that `base` learns from.
+    """
+    seen: list[HumanView] = []
+
+    def add(view: HumanView, order: Triple, steps: list[Step]) -> corpus.Steps:
+        seen.append(view)
+        return [*steps]
+
+    make_env = env_maker(env)
+    corpus.recorded(data, split, [make_env], base, add=add)
+    if not path.exists():
+        found = annotate(seen, ClaimReader(action, CONTEXT), make_env())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, {str(index): own for index, own in found.items()})
+    kept = read_json(path)
+    intents = {int(i): [Intent(tuple(own), tuple(other)) for own, other in each] for i, each in kept.items()}
+    return [view for view in seen if view.index in intents], intents
 
 
 def dialogue_model(
@@ -96,7 +128,13 @@ def dialogue_model(
         learn(policy, base, env, data, views, lambda d, n: progress(f"dialogue model, {arm}", d, n), **ways)
         return policy, {"views": views}
 
-    about = {"env": dict(env), "arm": arm, "start": start_digest, "base": asdict(base), "data": corpus.data_files(data)}
+    about = {
+        "env": unvaried(env, base),
+        "arm": arm,
+        "start": start_digest,
+        "base": asdict(base),
+        "data": corpus.data_files(data),
+    }
     return kept_policy(folder, {"kind": "dialogue", **about}, make, device, report)
 
 
@@ -107,6 +145,16 @@ def in_arm(arm: str, intents: Mapping[int, Sequence[Intent]]) -> dict[str, Any]:
         return grounded(steps, arm, [intent.renamed(order) for intent in intents[view.index]])
 
     return {"refuse": lambda view: "" if view.index in intents else "no intent", "add": add}
+
+
+def learned_from(base: BaseConfig, env: Mapping[str, Any], data: str) -> dict[str, Any]:
+    """What decides a training on human dialogues."""
+    return {"env": unvaried(env, base), "base": asdict(base), "data": corpus.data_files(data)}
+
+
+def unvaried(env: Mapping[str, Any], base: BaseConfig) -> dict[str, Any]:
+    """The settings of the game that `base.vary` leaves to `env`."""
+    return {name: value for name, value in env.items() if name not in base.vary}
 
 
 def learn(
@@ -120,8 +168,3 @@ def learn(
     with dropout(policy, base.dropout, generator):
         optimizer = MuonAndAdamW(policy, base.learning_rate, base.weight_decay)
         fit(policy, draw, steps, base, base.losses(), optimizer, lambda done: progress(done, steps))
-
-
-def folder_of(cache: Path, kind: str, *about: Mapping[str, Any]) -> Path:
-    """The folder of a model of these settings."""
-    return cache / f"intents-{kind}-{digest({str(i): each for i, each in enumerate(about)})}"

@@ -8,7 +8,8 @@ partner by itself (pairwise), and their joint action, here a partner's values an
 - `coshar`: correlated with one's own claim, by CoShar piKL under a joint anchor over both claims.
 
 The own claim is the anchored best response (`pikl.best_response`): its strength, lambda_agent, is apart from the
-lambdas of the partner's population. Actions are numbered as `allocations`; the partner's b-th claims what the b-th leaves.
+lambdas of the partner's population. Actions are numbered as `allocations`; the partner's b-th claims what the b-th
+leaves.
 """
 
 from __future__ import annotations

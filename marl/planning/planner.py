@@ -142,7 +142,7 @@ def claim_gains(counts: dond_rules.Triple, own: dond_rules.Triple, objective: fl
 
 
 def agreeing(gains: Floats, theirs: Floats, anchor: Floats, expected: Floats, config: PlannerConfig) -> Floats:
-    """The partner's policy (K, A), by its values: DiL-piKL, a game with each. `expected`: its anchors, (A,) or (K, A)."""
+    """The partner's policy (K, A), by its values: DiL-piKL, a game with each. `expected`: its anchors, or one."""
     deal = np.eye(gains.shape[-1])
     payoffs = [each[:, :, None] * deal for each in (gains, theirs)]  # (K, A, A)
     return pikl.solve(payoffs, [anchor, expected], config.settings).population[1]
