@@ -12,7 +12,6 @@ import pytest
 from envs.dond import replies
 from envs.dond.rules import Triple
 from envs.dond.texts import parse_prompt
-from marl.agents.model import model_agent
 from marl.common.errors import UserError
 from marl.intents.agent import CiceroAgent, CiceroConfig, Draw, Parts, ended, talk_view
 from marl.intents.nonsense import Ensemble
@@ -20,6 +19,7 @@ from marl.intents.streams import Intent
 from marl.planning.intents import IntentConfig
 from marl.report.transcripts import episode_to_json
 from marl.report.views import game_view, render_text
+from marl.rollout.games import scripted
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import draw_games
 from marl.types import Episode
@@ -32,14 +32,12 @@ QUIET = CiceroConfig(repetition=False, nonsense=0.0, correspondence=None, value=
 def agent(config: CiceroConfig = QUIET, arm: str = "both", **settings: Any) -> CiceroAgent:
     policy = negotiator()
     parts = Parts(arm, policy, policy, settings.pop("nonsense", None))
-    limits = {"slots": 8, "context": 1024, "max_new_tokens": 24, "temperature": 1.0} | settings
+    limits = {"slots": 8, "context": 1024, "max_new_tokens": 20, "temperature": 0.5} | settings
     return CiceroAgent("cicero", parts, config, "dond", **limits)
 
 
-def games(player: CiceroAgent, count: int = 3) -> list[Episode]:
-    from marl.agents.model import PlayConfig
-
-    other = model_agent("other", negotiator(), PlayConfig(games=4, concurrency=4, max_new_tokens=24), 2, 1.0)
+def games(player: CiceroAgent, count: int = 2) -> list[Episode]:
+    other = scripted("dond", tokens=negotiator().tokens)  # with a stream of its own, to look into
 
     def seat(game: Any, env: Any) -> dict[str, Any]:
         return {"player_0": player, "player_1": other}
