@@ -87,8 +87,8 @@ class Opponents:
         cicero: CiceroConfig | None = None,
         chat: ChatConfig | None = None,
     ) -> None:
-        """`planner`, `cicero`: how those play whose names end in +plan, +cicero. `chat`: the endpoint of the opponent of
-        that name, if any."""
+        """`planner`, `cicero`: how those play whose names end in +plan, +cicero. `chat`: the endpoint of the opponent
+        `chat`, if any."""
         self.planner, self.cicero, self.chat = planner or PlannerConfig(), cicero or CiceroConfig(), chat
         self.runs, self.envs, self.device, self.temperature = runs, envs, device, temperature
         self.games, self.models = games, models
