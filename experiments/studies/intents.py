@@ -37,6 +37,7 @@ from marl.intents.annotate import correspondence
 from marl.intents.corruptions import KINDS, Bigrams
 from marl.intents.measure import controlled, human_perplexity, perplexity, read_messages, spoiled, spoken
 from marl.intents.nonsense import Ensemble, train
+from marl.intents.standin import write_scripted
 from marl.intents.streams import ARMS, Intent
 from marl.intents.training import action_model, annotated, dialogue_model, unvaried
 from marl.metrics.drift import likelihood, retold
@@ -61,6 +62,7 @@ ABLATIONS: Mapping[str, Mapping[str, Any]] = {  # what is switched on beside the
     "all": {"repetition": True, "nonsense": True, "correspondence": True, "value": True},
 }
 PEOPLE = "people"  # the model of people: the dialogue model that knows its own values and no intent
+HEADS, UNSEEN = "ensemble", "ensemble, kind unseen"
 OFF = {"repetition": False, "nonsense": 0.0, "correspondence": None, "value": 1.0}
 
 
@@ -84,14 +86,15 @@ def main(cfg: DictConfig) -> None:
     check(cfg)
     spec, place = play_spec(cfg), begin(cfg)
     cicero = spec.cicero
+    data = str(cfg.data.dond) if cfg.data.dond else stand_in(cfg, spec, place)
     found: dict[tuple[str, str], list[Interval]] = {}
     for seed in cfg.seeds:
-        made = make_models(seed, cfg, spec, place)
+        made = make_models(seed, data, cfg, spec, place)
         ensemble, recalls = nonsense(made, cfg, place)
         save_players(made, ensemble, Path(cfg.runs))
-        own = {("intents", "intent/" + name): each for name, each in annotation(made, place).items()}
+        own = {(arm, "intent/correspondence"): each for arm, each in annotation(made, place).items()}
         own |= {(arm, name): each for arm in cfg.arms for name, each in dialogue(made, arm, cfg, place).items()}
-        own |= {("ensemble", name): each for name, each in recalls.items()}
+        own |= recalls
         own |= play(made, ensemble, cicero, cfg, spec, place)
         for key, each in own.items():
             found.setdefault(key, []).append(each)
@@ -106,10 +109,6 @@ def main(cfg: DictConfig) -> None:
 def check(cfg: DictConfig) -> None:
     """Refuses bad settings of this command."""
     check_play(cfg)
-    if not cfg.data.dond:
-        raise UserError(
-            "data.dond=null: intents are learned from human dialogues. Give their folder (data.txt, val.txt, test.txt)"
-        )
     if cfg.split not in ("val", "test"):
         raise UserError(f"split={cfg.split}: must be val or test; models learn from the others")
     for arm in cfg.arms:
@@ -119,14 +118,24 @@ def check(cfg: DictConfig) -> None:
         raise UserError(f"arms={list(cfg.arms)}: games need the arms state and both. Add them")
     for seed in cfg.seeds:
         check_count(seed, "seeds", 0)
-    for name in ("epochs", "control"):
+    for name in ("epochs", "control", "scripted_games"):
         check_count(cfg[name], name)
 
 
 # --- Models -----------------------------------------------------------------------------------------------------------
-def make_models(seed: int, cfg: DictConfig, spec: PlaySpec, place: Place) -> Made:
+def stand_in(cfg: DictConfig, spec: PlaySpec, place: Place) -> str:
+    """The folder of scripted dialogues, which stand in where there are no human ones."""
+    env = {**spec.env, "contexts": None}
+    folder = place.cells / f"scripted-{digest({'env': env, 'games': cfg.scripted_games})[:8]}"
+    say("data.dond=null: scripted dialogues stand in for people's, of whom nothing that follows can tell")
+    if not (folder / "test.txt").exists():
+        write_scripted(folder, env, cfg.scripted_games)
+    return str(folder)
+
+
+def make_models(seed: int, data: str, cfg: DictConfig, spec: PlaySpec, place: Place) -> Made:
     """Loads or trains the models of a seed, and annotates."""
-    data, cache = str(cfg.data.dond), Path(cfg.cache)
+    cache = Path(cfg.cache)
     train_env = {**spec.env, "split": "train"}
     base = replace(spec.base, seed=seed)
 
@@ -160,8 +169,9 @@ def make_models(seed: int, cfg: DictConfig, spec: PlaySpec, place: Place) -> Mad
     return Made(seed, {**spec.env, "split": "test"}, data, action, views, intents, models, folders)
 
 
-def nonsense(made: Made, cfg: DictConfig, place: Place) -> tuple[Ensemble, Metrics]:
-    """The ensemble of a seed, and `filter/recall/KIND` at `filter_rate`, also of kinds left out (`KIND unseen`)."""
+def nonsense(made: Made, cfg: DictConfig, place: Place) -> tuple[Ensemble, dict[tuple[str, str], Interval]]:
+    """The ensemble of a seed, and by arm `filter/recall/KIND` at `filter_rate`: with all heads, and without the one
+    that knows the kind."""
     rng, tokens = np.random.default_rng([made.seed, 1]), made.action.tokens
     env = env_maker({**made.env, "split": "train"})()
     own = {
@@ -180,14 +190,13 @@ def nonsense(made: Made, cfg: DictConfig, place: Place) -> tuple[Ensemble, Metri
         for name, kinds in worse.items()
     }
     ensemble = train(human["train"], read["train"], human["val"], made.seed)
-    figures: Metrics = {}
     thresholds = ensemble.thresholds(cfg.filter_rate)
-    figures["filter/false"] = rate(ensemble.rejected(human["test"], thresholds).tolist())
+    figures = {(HEADS, "filter/false"): rate(ensemble.rejected(human["test"], thresholds).tolist())}
     for kind, found in read["test"].items():
-        figures[f"filter/recall/{kind}"] = rate(ensemble.rejected(found, thresholds).tolist())
+        figures[HEADS, f"filter/recall/{kind}"] = rate(ensemble.rejected(found, thresholds).tolist())
         rest = ensemble.without(kind)
         unseen = rest.rejected(found, rest.thresholds(cfg.filter_rate))
-        figures[f"filter/recall/{kind} unseen"] = rate(unseen.tolist())
+        figures[UNSEEN, f"filter/recall/{kind}"] = rate(unseen.tolist())
     return ensemble, figures
 
 
@@ -218,8 +227,8 @@ def annotation(made: Made, place: Place) -> Metrics:
         lines = [[t.message, *(" ".join(map(str, c)) for c in (t.stated, t.annotated, t.naive))] for t in tested]
         write_csv(place.out / "correspondence.csv", ("message", "stated", "annotated", "naive"), lines)
     return {
-        "correspondence": rate([t.annotated == t.stated for t in tested]),
-        "correspondence naive": rate([t.naive == t.stated for t in tested]),
+        "annotation": rate([t.annotated == t.stated for t in tested]),
+        "naive annotation": rate([t.naive == t.stated for t in tested]),
     }
 
 
@@ -237,11 +246,11 @@ def dialogue(made: Made, arm: str, cfg: DictConfig, place: Place) -> Metrics:
             policy, arm, made.views, made.intents, make_env(), swap=swap, most=cfg.control, context=512,
             rng=np.random.default_rng([made.seed, 3]),
         )  # fmt: skip
-        name = "swapped" if swap else "annotated"
+        name, end = ("another", "") if swap else ("annotated", "/annotated")
         stating = [each for each in found if each.stated is not None]
-        figures[f"intent/stated {name}"] = rate([each.stated is not None for each in found])
+        figures[f"intent/stated{end}"] = rate([each.stated is not None for each in found])
         if stating:
-            figures[f"intent/control {name}"] = rate([each.stated == each.intent.own for each in stating])
+            figures[f"intent/control{end}"] = rate([each.stated == each.intent.own for each in stating])
         for each in stating:
             claims = [" ".join(map(str, claim)) for claim in (each.intent.own, each.stated or ())]
             lines.append([arm, name, each.human, each.message, *claims])
@@ -361,13 +370,13 @@ def draw(rows: Sequence[TableRow], path: Path) -> None:
     """Perplexity by arm, control by arm, recall by kind, and the ablation's scores."""
     panels = {
         "perplexity of human messages": [r for r in rows if r.metric == "drift/human_perplexity" and r.arm in ARMS],
-        "stated split is the intent's": [r for r in rows if r.metric == "intent/control swapped"],
-        "nonsense caught": [r for r in rows if r.metric.startswith("filter/recall/") and "unseen" not in r.metric],
+        "stated split is the intent's": [r for r in rows if r.metric == "intent/control"],
+        "nonsense caught": [r for r in rows if r.metric.startswith("filter/recall/") and r.arm == HEADS],
         "score": [r for r in rows if r.metric == "game/score" and " v " not in r.arm],
     }
     figure = Figure(figsize=(2 * HALF, HALF), layout="constrained")
     for axes, (title, own), colour in zip(figure.subplots(2, 2).flat, panels.items(), PAPER[1:], strict=False):
-        names = [r.metric.removeprefix("filter/recall/") if r.arm == "ensemble" else r.arm for r in own]
+        names = [r.metric.removeprefix("filter/recall/") if r.arm == HEADS else r.arm for r in own]
         for place, row in enumerate(own):
             axes.plot([row.low, row.high], [place, place], color=colour, linewidth=2)
             axes.plot(row.mean, place, "o", color=colour)
