@@ -13,7 +13,8 @@ Writes `table.csv` and `figure.svg`, `control.csv` (examples), `filters.csv` (re
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ ABLATIONS: Mapping[str, Mapping[str, Any]] = {  # what is switched on beside the
     "+ value": {"value": True},
     "all": {"repetition": True, "nonsense": True, "correspondence": True, "value": True},
 }
+Figures = dict[tuple[str, str], Interval]  # by arm and metric
 PEOPLE = "people"  # the model of people: the dialogue model that knows its own values and no intent
 HEADS, UNSEEN = "ensemble", "ensemble, kind unseen"
 OFF = {"repetition": False, "nonsense": 0.0, "correspondence": None, "value": 1.0}
@@ -85,18 +87,10 @@ def main(cfg: DictConfig) -> None:
     """Makes what is not made yet, measures, and tabulates."""
     check(cfg)
     spec, place = play_spec(cfg), begin(cfg)
-    cicero = spec.cicero
     data = str(cfg.data.dond) if cfg.data.dond else stand_in(cfg, spec, place)
     found: dict[tuple[str, str], list[Interval]] = {}
     for seed in cfg.seeds:
-        made = make_models(seed, data, cfg, spec, place)
-        ensemble, recalls = nonsense(made, cfg, place)
-        save_players(made, ensemble, Path(cfg.runs))
-        own = {(arm, "intent/correspondence"): each for arm, each in annotation(made, place).items()}
-        own |= {(arm, name): each for arm in cfg.arms for name, each in dialogue(made, arm, cfg, place).items()}
-        own |= recalls
-        own |= play(made, ensemble, cicero, cfg, spec, place)
-        for key, each in own.items():
+        for key, each in of_seed(make_models(seed, data, cfg, spec, place), cfg, spec, place).items():
             found.setdefault(key, []).append(each)
     rows = [table_row(*key, each) for key, each in found.items()]
     write_table(place.out / "table.csv", rows)
@@ -104,6 +98,23 @@ def main(cfg: DictConfig) -> None:
     for arm in dict.fromkeys(row.arm for row in rows):
         say(f"\n{arm}\n" + format_table({arm: {row.metric: row.interval for row in rows if row.arm == arm}}))
     say(f"\ntables and figure: {place.out}")
+
+
+def of_seed(made: Made, cfg: DictConfig, spec: PlaySpec, place: Place) -> Figures:
+    """All figures of one seed, of which each part is measured once and kept."""
+    models = {name: folder_digest(folder) for name, folder in made.folders.items()}
+    about = {"models": models, "split": cfg.split}
+    spoil = {"nonsense": dict(cfg.nonsense), "rate": cfg.filter_rate, **about}
+    folder = place.cells / f"nonsense-s{made.seed}-{digest(spoil)[:8]}"
+    recalls = kept(folder.with_suffix(".json"), lambda: nonsense(made, cfg, folder))
+    ensemble = Ensemble.load(folder)
+    save_players(made, ensemble, Path(cfg.runs))
+    found = {(arm, "intent/correspondence"): each for arm, each in annotation(made, place).items()}
+    control = digest({"control": cfg.control, **about})[:8]
+    for arm in cfg.arms:
+        path = place.cells / f"dialogue-{arm}-s{made.seed}-{control}.json"
+        found |= kept(path, functools.partial(dialogue, made, arm, cfg, place))
+    return {**found, **recalls, **play(made, ensemble, cfg, spec, place)}
 
 
 def check(cfg: DictConfig) -> None:
@@ -169,9 +180,9 @@ def make_models(seed: int, data: str, cfg: DictConfig, spec: PlaySpec, place: Pl
     return Made(seed, {**spec.env, "split": "test"}, data, action, views, intents, models, folders)
 
 
-def nonsense(made: Made, cfg: DictConfig, place: Place) -> tuple[Ensemble, dict[tuple[str, str], Interval]]:
-    """The ensemble of a seed, and by arm `filter/recall/KIND` at `filter_rate`: with all heads, and without the one
-    that knows the kind."""
+def nonsense(made: Made, cfg: DictConfig, folder: Path) -> Figures:
+    """Trains the ensemble of a seed into `folder`. Returns by arm `filter/recall/KIND` at `filter_rate`: with all
+    heads, and without the one that knows the kind."""
     rng, tokens = np.random.default_rng([made.seed, 1]), made.action.tokens
     env = env_maker({**made.env, "split": "train"})()
     own = {
@@ -197,7 +208,8 @@ def nonsense(made: Made, cfg: DictConfig, place: Place) -> tuple[Ensemble, dict[
         rest = ensemble.without(kind)
         unseen = rest.rejected(found, rest.thresholds(cfg.filter_rate))
         figures[UNSEEN, f"filter/recall/{kind}"] = rate(unseen.tolist())
-    return ensemble, figures
+    ensemble.save(folder)
+    return figures
 
 
 def read_views(data: str, split: Any) -> list[Any]:
@@ -232,7 +244,7 @@ def annotation(made: Made, place: Place) -> Metrics:
     }
 
 
-def dialogue(made: Made, arm: str, cfg: DictConfig, place: Place) -> Metrics:
+def dialogue(made: Made, arm: str, cfg: DictConfig, place: Place) -> Figures:
     """Perplexity of held-out human messages, and control: how many of the messages that state a split state the
     intent's, under the annotated intent and under another."""
     policy, make_env = made.dialogue[arm], env_maker({**made.env, "split": "train"})
@@ -256,7 +268,14 @@ def dialogue(made: Made, arm: str, cfg: DictConfig, place: Place) -> Metrics:
             lines.append([arm, name, each.human, each.message, *claims])
     if arm == "both" and not made.seed:
         write_csv(place.out / "control.csv", ("arm", "intent_is", "human", "message", "intent", "stated"), lines)
-    return figures
+    return {(arm, name): each for name, each in figures.items()}
+
+
+def kept(path: Path, find: Callable[[], Figures]) -> Figures:
+    """Figures from a file, or found and kept there."""
+    if not path.exists():
+        write_json(path, {"figures": [[*key, each.to_json()] for key, each in find().items()]})
+    return {(arm, metric): Interval.from_json(each) for arm, metric, each in read_json(path)["figures"]}
 
 
 def switched(cicero: CiceroConfig, on: Mapping[str, Any]) -> CiceroConfig:
@@ -264,12 +283,10 @@ def switched(cicero: CiceroConfig, on: Mapping[str, Any]) -> CiceroConfig:
     return replace(cicero, **{name: getattr(cicero, name) if on.get(name) else off for name, off in OFF.items()})
 
 
-def play(
-    made: Made, ensemble: Ensemble, cicero: CiceroConfig, cfg: DictConfig, spec: PlaySpec, place: Place
-) -> dict[tuple[str, str], Interval]:
+def play(made: Made, ensemble: Ensemble, cfg: DictConfig, spec: PlaySpec, place: Place) -> Figures:
     """The ablation, on the same games for all arms, against each partner: score, agreement and perplexity under the
     frozen model of people. `people`: that model itself in the arm's seat."""
-    games = draw_games(cfg.seed, EVALUATION, count=cfg.games)
+    games, cicero = draw_games(cfg.seed, EVALUATION, count=cfg.games), spec.cicero
     make_env, found = env_maker(made.env), {}
     limits = replace(spec.algo, games=cfg.games, concurrency=min(cfg.concurrency, cfg.games))
     refusals: list[list[object]] = []

@@ -38,6 +38,7 @@ def write_scripted(folder: Path, env: Mapping[str, Any], games: int, seed: int =
         texts["data"] += [row for row, _ in both]
         if number % 10 < 2:
             texts[FILES[1 + number % 10]] += [held_out for _, held_out in both]
+    folder.mkdir(parents=True, exist_ok=True)
     for name, lines in texts.items():
         write_text(folder / f"{name}.txt", "".join(f"{line}\n" for line in lines))
     return folder
