@@ -84,8 +84,12 @@ def _both_streams(view: HumanView, number: int, reader: ClaimReader, env: Any) -
 # --- The correspondence test ------------------------------------------------------------------------------------------
 
 
-# Words that make a split a condition, a share of an item, or no offer of the speaker's own.
-UNSURE = {"if", "or", "unless", "either", "instead", "split", "some", "half", "each", "negative", "trade", "then"}
+# Words that make a split a condition, a share of an item, an exception or no offer of the speaker's own; and those that
+# say behind an item who gets it, which the parser does not follow.
+UNSURE = {
+    "if", "or", "unless", "either", "instead", "split", "some", "half", "each", "negative", "trade", "then", "but",
+    "except", "besides", "least", "negotiate", "yours", "mine", "available", "willing", "more", "worth", "return",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -103,14 +107,14 @@ def certain_split(message: str, counts: Triple) -> Triple | None:
     """The speaker's share, if a message states a whole split that the parser reads with certainty; else None.
 
     It names all three items, or some and the rest, refuses and asks nothing, is no condition, and means the same
-    whatever was on the table before.
+    whatever was on the table before. To give or to ask for everything is mostly a misreading, and left out.
     """
     words = set(re.findall(r"[a-z]+", message.lower()))
     if not explicit(message) or "?" in message or words & UNSURE or not words & ITEM_OF.keys():
         return None
     readings = {understand(message, counts, table).share for table in (None, counts, (0, 0, 0), _half(counts))}
     (share, *others) = readings
-    return share if not others else None
+    return None if others or share in (None, counts, (0, 0, 0)) else share
 
 
 def _half(counts: Triple) -> Triple:
