@@ -15,7 +15,9 @@ from matplotlib.path import Path as Curve
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("envs", "marl", "experiments")
 TOP = ["commands", "studies", "bench", "setup", "launch"]  # of experiments, then of marl
-MIDDLE = ["report", "algorithms", "pretraining", "metrics", "storage", "learning", "rollout", "planning", "agents"]
+MIDDLE = [
+    "report", "algorithms", "intents", "pretraining", "metrics", "storage", "learning", "rollout", "planning", "agents",
+]  # fmt: skip
 ORDER = [*TOP, *MIDDLE, "losses", "rewards", "decoding", "model", "common", "types", "envs"]
 
 

@@ -13,7 +13,8 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "experiments" / "results"
 SETTINGS, METRICS = "<!-- settings -->", "<!-- metrics -->"
 GROUPS = (
-    "env model base algo loss reward planner chat tracker tuned pretrained ablation experiment sweep shared study_page"
+    "env model base algo loss reward planner cicero chat tracker tuned pretrained ablation experiment sweep shared "
+    "study_page"
 )
 
 

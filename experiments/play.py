@@ -38,6 +38,7 @@ from marl.agents.model import ModelAgent
 from marl.agents.text import TextAgent
 from marl.common.errors import check_count, check_writable
 from marl.common.files import write_text
+from marl.intents.agent import CICERO
 from marl.planning.planner import SUFFIX
 from marl.report.transcripts import episode_to_json, write_transcripts
 from marl.report.views import Transcript, render_text
@@ -185,6 +186,7 @@ def settings_of(opponent: Agent, cfg: DictConfig, parts: PlaySpec) -> dict[str, 
         "opponent": cfg.opponent,
         **({"temperature": cfg.temperature} if isinstance(opponent, ModelAgent) else {}),
         **({"planner": asdict(parts.planner)} if cfg.opponent.endswith(SUFFIX) else {}),
+        **({"cicero": asdict(parts.cicero)} if cfg.opponent.endswith(CICERO) else {}),
         **({"chat": behind_endpoint(plain(cfg.chat))} if parts.chat else {}),
         "env": dict(parts.env),
         "person_reads": Style.NATURAL.value,

@@ -20,6 +20,7 @@ from experiments.setup.devices import pick_device
 from experiments.webapp.study import read_study, study_folder
 from marl.agents.chat import ChatAgent, ChatConfig
 from marl.common.errors import UserError, check_count, check_temperature, check_writable
+from marl.intents.agent import CiceroConfig
 from marl.planning.planner import PlannerConfig
 from marl.rollout.games import env_maker
 
@@ -122,6 +123,7 @@ def site(cfg: DictConfig) -> tuple[Any, Any]:
         games=cfg.games_at_once,
         models=cfg.models,
         planner=make(PlannerConfig, settings["planner"], "planner"),
+        cicero=make(CiceroConfig, settings["cicero"], "cicero"),
         chat=make(ChatConfig, settings["chat"], "chat") if cfg.chat.url else None,
     )
     store = Store(out / "games.sqlite")

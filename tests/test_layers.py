@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # A room of marl imports only rooms that stand before it. docs/ draws them.
 ROOMS = [
     "types", "common", "model", "decoding", "rewards", "losses", "agents", "planning", "rollout", "learning",
-    "storage", "metrics", "pretraining", "algorithms", "report", "api",
+    "storage", "metrics", "pretraining", "intents", "algorithms", "report", "api",
 ]  # fmt: skip
 # A room of experiments imports only rooms that stand before it; commands stand beside the rooms.
 EXPERIMENT_ROOMS = ["launch", "setup", "webapp", "bench", "studies"]

@@ -16,6 +16,7 @@ from experiments.setup.players import (
     called_in_games,
     check_plans,
     is_run,
+    model_player,
     policy_folder,
     run_of,
     run_policy,
@@ -26,11 +27,12 @@ from experiments.setup.stages import base_folder
 from marl.agents.base import Agent
 from marl.agents.chat import CHAT
 from marl.agents.dubbed import SILENCE, Dubbed
-from marl.agents.model import ModelAgent, model_agent
+from marl.agents.model import ModelAgent
 from marl.common.errors import UserError, check_sizes
 from marl.common.files import reading
+from marl.intents.agent import CICERO
 from marl.model.policy import Policy
-from marl.planning.planner import SUFFIX, planning_agent
+from marl.planning.planner import SUFFIX
 from marl.pretraining.base import base_policy
 from marl.rollout.cast import Seats, by_role
 from marl.rollout.games import scripted, seats
@@ -61,9 +63,8 @@ def find_player(name: str, spec: PlaySpec, device: torch.device, beside: str, se
     else:
         called, policy = called_in_games(name), run_policy(name, game, device)
         style = style_of(policy_folder(name), spec.env)
-    if name.endswith(SUFFIX):
-        return planning_agent(called, policy, limits, places, spec.temperature, spec.planner, game, style=style)
-    return model_agent(called, policy, limits, places, spec.temperature, style)
+    how = (spec.planner, spec.cicero)
+    return model_player(name, called, policy, limits, places, spec.temperature, *how, game, style)
 
 
 def is_model(name: str) -> bool:
@@ -91,7 +92,7 @@ def check_names(names: Sequence[str], voices: Sequence[str | None], game: str) -
             raise UserError(f"voices[{number}]={voice}: {name} is no language model; only those take another's voice")
         if voice not in (None, "silence") and not is_model(voice):
             raise UserError(f"voices[{number}]={voice}: is no language model; name a run's folder, base or silence")
-        if voice is not None and name.endswith(SUFFIX) and game == "dond":
+        if voice is not None and name.endswith((SUFFIX, CICERO)) and game == "dond":
             raise UserError(
                 f"voices[{number}]={voice} would make the proposals of players[{number}]={name} too, so that none is "
                 "planned; choose voices=[] or planner=none"
@@ -127,7 +128,7 @@ def base_beside(name: str) -> Path | None:
 
 def with_planners(names: Sequence[str], game: str, first_plans: bool) -> list[str]:
     """Returns the players' names, those who plan with `+plan`. `first_plans`: the first does where nobody else does."""
-    alone = first_plans and not any(name.endswith(SUFFIX) for name in names)
+    alone = first_plans and not any(name.endswith((SUFFIX, CICERO)) for name in names)
     found = [name + SUFFIX if alone and number == 0 else name for number, name in enumerate(names)]
     for number, name in enumerate(found):
         try:

@@ -15,6 +15,7 @@ from experiments.setup.players import (
     bare,
     bytes_of_players,
     is_run,
+    more_slots,
     player_config,
     player_dtype,
     player_slots,
@@ -27,7 +28,7 @@ from marl.decoding.probes import size_of
 from marl.losses import any_reads
 from marl.model.lora import adapter_bytes
 from marl.model.policy import check_context, load_config, load_tokenizer
-from marl.planning.planner import SLOTS, SUFFIX
+from marl.planning.planner import SLOTS
 from marl.pretraining.config import ModelConfig
 from marl.rollout.cast import players_of
 from marl.rollout.games import seats
@@ -55,7 +56,7 @@ def with_room(spec: PlaySpec, games: int, players: Sequence[tuple[str, str]], de
             runs.append(name)
         else:
             continue
-        more = SLOTS if name.endswith(SUFFIX) else 0
+        more = more_slots(name)
         caches.append(Slots.of(config, algo.context, seats(spec.env), more, algo.play_bf16, dtype=dtype))
     if not caches:
         return spec

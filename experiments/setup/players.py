@@ -1,6 +1,7 @@
 """Players by name: `base`, a run's folder, scripted players, `random`, `chat`.
 
-A language model whose name ends in `+plan`, as in `base+plan`, plans its claims or votes (marl/planning/planner.py).
+A language model whose name ends in `+plan`, as in `base+plan`, plans its claims or votes (marl/planning/planner.py). A
+folder of `experiments.studies.intents` with `+cicero` talks with a plan, too (marl/intents/agent.py).
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from transformers import PreTrainedConfig
 
 from marl.agents.base import Agent
 from marl.agents.chat import CHAT
-from marl.agents.model import PlayConfig, model_agent
+from marl.agents.model import PlayConfig, model_agent, room
 from marl.common.errors import UserError
+from marl.common.files import digest
 from marl.decoding.memory import Slots
 from marl.decoding.probes import size_of
+from marl.intents.agent import ACTION, CICERO, NONSENSE, PARTS, CiceroAgent, CiceroConfig, Parts
+from marl.intents.claims import MOST
 from marl.model.lora import adapter_bytes, read_adapter
 from marl.model.policy import Policy, load_config
 from marl.planning.planner import GAMES as PLANNED
@@ -74,12 +78,27 @@ def one_run(runs: str | Path, pattern: str, setting: str) -> Path:
 
 
 def bare(name: str) -> str:
-    """Returns the name without `+plan`."""
-    return name.removesuffix(SUFFIX)
+    """Returns the name without `+plan` or `+cicero`."""
+    return name.removesuffix(SUFFIX).removesuffix(CICERO)
+
+
+def more_slots(name: str) -> int:
+    """Returns how many cache slots a player takes beside those of its seats, to weigh claims or to draw messages."""
+    if name.endswith(CICERO):
+        return SLOTS + 8 * MOST + CiceroConfig().draws
+    return SLOTS if name.endswith(SUFFIX) else 0
 
 
 def check_plans(name: str, game: str) -> None:
-    """Refuses `+plan` for a player that cannot plan, or in a game without plans."""
+    """Refuses `+plan` or `+cicero` for a player that cannot plan so, or in a game without plans."""
+    if name.endswith(CICERO):
+        if game != "dond":
+            raise UserError(f"{name}: env.game={game} has no intents; leave out {CICERO}")
+        if not (Path(bare(name)) / PARTS).is_file():
+            raise UserError(
+                f"{name}: {bare(name)} has no intents; name a folder that experiments.studies.intents wrote, such as "
+                f"runs/intents-both-s0{CICERO}"
+            )
     if not name.endswith(SUFFIX):
         return
     if game not in PLANNED:
@@ -105,7 +124,50 @@ def played_as(cast: Mapping[str, Seats], limits: PlayConfig) -> dict[str, Any]:
     found = {name: policy_folder(name) for name in names if bare(name) not in (*LEARNERS, "base", CHAT)}
     runs = {name: folder_digest(folder) for name, folder in found.items() if folder.is_dir()}
     planner = asdict(planner_of(limits)) if any(name.endswith(SUFFIX) for name in names) else {}
-    return {**({"policies": runs} if runs else {}), **({"planner": planner} if planner else {})}
+    talkers = {name: intents_digest(name) for name in names if name.endswith(CICERO)}
+    cicero = {"models": talkers, "settings": asdict(cicero_of(limits))} if talkers else {}
+    return {
+        **({"policies": runs} if runs else {}),
+        **({"planner": planner} if planner else {}),
+        **({"cicero": cicero} if cicero else {}),
+    }
+
+
+def cicero_of(limits: PlayConfig) -> CiceroConfig:
+    """Returns how players talk with a plan beside a learner."""
+    found: CiceroConfig = getattr(limits, "cicero", CiceroConfig())
+    return found
+
+
+def intents_digest(name: str) -> str:
+    """Returns the digest of the models that a player talks with, beside its policy."""
+    folder = Path(bare(name))
+    ensemble = {p.name: p.read_bytes().hex() for p in sorted((folder / NONSENSE).glob("*"))}
+    return digest({"action": folder_digest(folder / ACTION), "nonsense": ensemble})
+
+
+def model_player(
+    name: str,
+    called: str,
+    policy: Policy,
+    limits: PlayConfig,
+    seats: int,
+    temperature: float,
+    planner: PlannerConfig,
+    cicero: CiceroConfig,
+    game: str,
+    style: str | None,
+) -> Agent:
+    """Makes a language model's player: plain, one that plans (`+plan`), or one that talks with a plan (`+cicero`).
+
+    `name`: as the command names it; `called`: in episodes.
+    """
+    if name.endswith(CICERO):
+        parts = Parts.load(Path(bare(name)), policy.device, policy)
+        return CiceroAgent(called, parts, cicero, game, style=style, **room(limits, seats, temperature))
+    if name.endswith(SUFFIX):
+        return planning_agent(called, policy, limits, seats, temperature, planner, game, style=style)
+    return model_agent(called, policy, limits, seats, temperature, style)
 
 
 def policy_folder(name: str) -> Path:
@@ -246,7 +308,7 @@ def player_slots(
         run = known not in configs and is_run(name)
         if run or known in configs:
             config = player_config(name) if run else configs[known]
-            more = SLOTS if name.endswith(SUFFIX) else 0
+            more = more_slots(name)
             weights = player_dtype(name) if run else dtype
             caches.append(Slots.of(config, limits.context, seats, more, limits.play_bf16, limits.games, weights))
             runs += [name] * run
@@ -297,14 +359,10 @@ def seat_players(
             found[name] = scripted(game, "" if name == "scripted" else name)
     held = seats_per_player(cast, table)
     for name in set(called.values()):
-        room = sum(held[n] for n, other in called.items() if other == name)
+        room_for = sum(held[n] for n, other in called.items() if other == name)
         style = styles.get(name, own_style)
-        agent: Agent
-        if name.endswith(SUFFIX):
-            agent = planning_agent(
-                name, policies[name], limits, room, temperature, planner_of(limits), game, style=style
-            )
-        else:
-            agent = model_agent(name, policies[name], limits, room, temperature, style)
+        asked = next(n for n, other in called.items() if other == name)
+        how = (planner_of(limits), cicero_of(limits))
+        agent = model_player(asked, name, policies[name], limits, room_for, temperature, *how, game, style)
         found |= {n: agent for n, other in called.items() if other == name}
     return found

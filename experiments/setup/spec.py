@@ -27,6 +27,7 @@ from marl.algorithms.rl_pikl import RLPiklConfig
 from marl.common.errors import UserError, check_length, check_text
 from marl.common.files import digest
 from marl.common.secrets import hidden
+from marl.intents.agent import CiceroConfig
 from marl.losses import Loss, needs, with_parts
 from marl.model.lora import AdapterConfig
 from marl.planning.planner import PlannerConfig
@@ -101,6 +102,7 @@ class PlaySpec(Spec):
     temperature: float
     concurrency: int  # games at a time
     planner: PlannerConfig  # how players plan whose names end in +plan
+    cicero: CiceroConfig  # and those who talk with a plan, +cicero
     chat: ChatAgent | None  # the player behind an endpoint, where one plays
 
     def __post_init__(self) -> None:
@@ -240,6 +242,7 @@ def play_spec(cfg: DictConfig, players: Sequence[str] = (), partners: bool = Fal
         temperature=settings.get("temperature", 1.0),
         concurrency=settings["concurrency"],
         planner=make(PlannerConfig, settings.get("planner") or {}, "planner"),
+        cicero=make(CiceroConfig, settings.get("cicero") or {}, "cicero"),
         chat=ChatAgent(make(ChatConfig, settings["chat"], "chat"), stops=False) if chats else None,
     )
 

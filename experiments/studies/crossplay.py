@@ -35,6 +35,7 @@ from experiments.setup.players import (
     bare,
     check_plans,
     in_runs,
+    intents_digest,
     is_run,
     one_run,
     player_config,
@@ -51,6 +52,7 @@ from marl.agents.chat import CHANGED, CHAT
 from marl.common.errors import UserError, check_temperature, check_writable
 from marl.common.files import FAULTS, digest, joined_name, read_json, reading, stem
 from marl.decoding.probes import size_of
+from marl.intents.agent import CICERO
 from marl.metrics.stats import Floats, Interval, Metrics, bootstrap_mean, paired_difference, wilson
 from marl.metrics.tables import format_table, write_csv
 from marl.model.policy import load_tokenizer
@@ -260,6 +262,8 @@ def made_of(name: str, parts: PlaySpec) -> str:
     if not is_run(name):
         return name
     plans = f"{SUFFIX} {digest(asdict(parts.planner))}" if name.endswith(SUFFIX) else ""
+    if name.endswith(CICERO):
+        plans = f"{CICERO} {intents_digest(name)} {digest(asdict(parts.cicero))}"
     return folder_digest(policy_folder(name)) + plans
 
 

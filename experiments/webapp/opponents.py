@@ -1,6 +1,7 @@
 """Opponents of the web page: scripted players, finished runs, their bases and checkpoints, and an endpoint.
 
-A model is loaded when first played. `RUN@N` is a run after N iterations, and `RUN+plan` plans its claims or votes.
+A model is loaded when first played. `RUN@N` is a run after N iterations, `RUN+plan` plans its claims or votes, and
+`FOLDER+cicero` talks with a plan.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from experiments.setup.players import (
     bare,
     called_in_games,
     check_game,
+    model_player,
+    more_slots,
     player_config,
     policy_folder,
     run_policy,
@@ -33,13 +36,14 @@ from experiments.setup.stages import Stage, stages_of
 from experiments.webapp.study import Condition
 from marl.agents.base import Agent
 from marl.agents.chat import CHAT, ChatAgent, ChatConfig
-from marl.agents.model import PlayConfig, model_agent
+from marl.agents.model import PlayConfig
 from marl.agents.text import TextAgent
 from marl.common.errors import UserError
 from marl.decoding.memory import Slots, check_memory
 from marl.decoding.probes import size_of
+from marl.intents.agent import CICERO, PARTS, CiceroConfig
 from marl.planning.planner import GAMES as PLANNED
-from marl.planning.planner import SLOTS, SUFFIX, PlannerConfig, planning_agent
+from marl.planning.planner import SUFFIX, PlannerConfig
 from marl.rollout.cast import learners_of
 from marl.rollout.games import env_maker, seats
 from marl.storage.checkpoint import read_card
@@ -80,10 +84,12 @@ class Opponents:
         games: int = 16,
         models: int = 3,
         planner: PlannerConfig | None = None,
+        cicero: CiceroConfig | None = None,
         chat: ChatConfig | None = None,
     ) -> None:
-        """`planner`: how those plan whose names end in +plan. `chat`: the endpoint of the opponent `chat`, if any."""
-        self.planner, self.chat = planner or PlannerConfig(), chat
+        """`planner`, `cicero`: how those play whose names end in +plan, +cicero. `chat`: the endpoint of the opponent
+        `chat`, if any."""
+        self.planner, self.cicero, self.chat = planner or PlannerConfig(), cicero or CiceroConfig(), chat
         self.runs, self.envs, self.device, self.temperature = runs, envs, device, temperature
         self.games, self.models = games, models
         self._loaded: dict[tuple[str, str], Loaded] = {}
@@ -98,6 +104,11 @@ class Opponents:
             ]
         for card in sorted(self.runs.glob(f"*/{CARD}")):
             found += self._of_folder(card.parent, card, card.parent.name)
+        for card in sorted(self.runs.glob(f"*/{PARTS}")):
+            found += [
+                replace(each, name=each.name + CICERO)
+                for each in self._of_folder(card.parent, card, f"{card.parent.name}, with intents")
+            ]
         for card in sorted(self.runs.glob("bases/*/policy.json")):
             found += self._of_folder(card.parent, card, f"base {card.parent.name}")
         return found
@@ -119,6 +130,7 @@ class Opponents:
             if (opponent.name, opponent.game) == (name, game):
                 if plans and not self.is_model((name, game)):
                     raise UserError("Only models can plan. Choose a run, or leave planning out.")
+                plans = plans and not name.endswith(CICERO)  # which plans as it is
                 return replace(opponent, name=name + SUFFIX) if plans else opponent
         raise UserError("There is no such opponent in this game. Choose one of the list.")
 
@@ -211,7 +223,7 @@ class Opponents:
 
     def _model(self, name: str, env: Mapping[str, Any]) -> Loaded:
         called, _, at = bare(name).partition(AT)
-        run, plans = str(self.runs / called), name.endswith(SUFFIX)
+        run, plans = str(self.runs / called), next((each for each in (SUFFIX, CICERO) if name.endswith(each)), "")
         folder = policy_folder(run)
         if not folder.is_dir():
             raise UserError(f"{called} is no longer among the finished runs. Choose another opponent.")
@@ -219,7 +231,7 @@ class Opponents:
         context, most = settings["algo"]["context"], settings["algo"]["max_new_tokens"]
         config, places = player_config(run), seats(env)
         fit = check_memory(
-            [Slots.of(config, context, places, SLOTS if plans else 0)],
+            [Slots.of(config, context, places, more_slots(name))],
             size_of(config, context).weights,
             concurrency=self.games,
             setting="games_at_once",
@@ -230,14 +242,9 @@ class Opponents:
         check_game(run, env["game"])
         policy = self.stage(called, int(at)).load(self.device) if at else run_policy(run, env["game"], self.device)
         style = style_of(folder, env)
-        in_games = called_in_games(run) + (f"{AT}{at}" if at else "") + SUFFIX * plans
-        agent: Agent
-        if plans:
-            agent = planning_agent(
-                in_games, policy, limits, places, self.temperature, self.planner, env["game"], style=style
-            )
-        else:
-            agent = model_agent(in_games, policy, limits, places, self.temperature, style)
+        in_games = called_in_games(run) + (f"{AT}{at}" if at else "") + plans
+        how = (self.planner, self.cicero)
+        agent = model_player(run + plans, in_games, policy, limits, places, self.temperature, *how, env["game"], style)
         return Loaded(agent, fit.concurrency)
 
 
@@ -253,8 +260,8 @@ def naming_condition(where: str) -> Iterator[None]:
 @lru_cache(maxsize=4096)
 def _settings(folder: Path, changed: int) -> dict[str, Any]:
     """`env` and `algo` (context, max_new_tokens) of a run's evaluation, or of a base. `changed` renews the cache."""
-    if (folder / "policy.json").is_file():  # a base
-        card = read_card(folder)
+    if (folder / PARTS).is_file() or (folder / "policy.json").is_file():  # with intents, or a base
+        card = read_card(policy_folder(str(folder)))
         made: Any = card.get("made_of")
         env = made.get("env") if isinstance(made, dict) else None
         if not isinstance(env, dict):

@@ -156,6 +156,7 @@ class ModelAgent:
         length, asked = len(seat.view.stream), len(seat.view.asked)
         seat.view.observe(r.text, r.questions, r.step)
         if r.turn != TurnKind.WAIT:
+            self._tell(r.key, seat)
             seat.legal = seat.view.cue(r.options)
         needed = int(r.turn != TurnKind.WAIT)  # at least a token of a reply
         if self._free(seat) < needed:
@@ -164,6 +165,9 @@ class ModelAgent:
             seat.view.cut(length, asked)
             seat.lost = True
         return seat
+
+    def _tell(self, key: Key, seat: ModelSeat) -> None:
+        """Appends what the seat alone reads before its reply: nothing, for most agents."""
 
     def _free(self, seat: ModelSeat) -> int:
         """Most tokens of a reply for which it and the tokens after it fit into the slot."""

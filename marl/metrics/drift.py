@@ -85,7 +85,7 @@ def retold(episode: Episode, env: Any, tokens: Tokens, players: Sequence[str]) -
         turns.append(
             replace(
                 old, step=step, reply_ids=ids, start=start, logprobs=(0.0,) * len(ids), body=body,
-                message=info["message"], error=info["error"],
+                message=info["message"], error=info["error"], planned=None,
             )
         )  # fmt: skip
     streams = {agent: view.stream for agent, view in views.items()}

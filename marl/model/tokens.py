@@ -371,6 +371,10 @@ class View:
         shared = form.heard.before[:1] if not form.after_reply else []
         return ids[1:] if shared and last == shared and self.tokens.eos_ids.issuperset(last) else ids
 
+    def tell(self, text: str) -> None:
+        """Appends what this player alone is told, such as its intent. No loss learns to write it."""
+        self.stream.append(self._heard(text), Kind.QUESTION)
+
     def cut(self, length: int, asked: int) -> None:
         """Removes all but the first `length` tokens and the first `asked` questions."""
         del self.stream.tokens[length:], self.stream.kinds[length:], self.asked[asked:]

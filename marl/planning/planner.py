@@ -125,17 +125,27 @@ def claim_values(
     `belief` (K,) over the partner's possible values; `anchor` (A,). The partner's b-th action is to claim what the b-th
     claim leaves, so only equal actions are a deal. `partners` (K, A): its anchors by its values; None: the planner's.
     """
-    claims = np.array(dond_rules.allocations(counts))  # (A, 3)
-    mine = claims @ np.array(own)  # (A,)
-    theirs = np.array(dond_rules.partner_values(counts, own)) @ (np.array(counts) - claims).T  # (K, A)
-    gains = mine + objective * theirs  # (K, A): the planner's, if there is a deal
+    gains, theirs = claim_gains(counts, own, objective)
     expected = anchor if partners is None else partners
     if config.others == "anchor":
         return belief @ (expected * gains)
-    deal = np.eye(len(claims))
-    payoffs = [each[:, :, None] * deal for each in (gains, theirs + objective * mine)]  # (K, A, A)
-    agreeing = pikl.solve(payoffs, [anchor, expected], config.settings).population[1]  # (K, A)
-    return belief @ (agreeing * gains)
+    return belief @ (agreeing(gains, theirs, anchor, expected, config) * gains)
+
+
+def claim_gains(counts: dond_rules.Triple, own: dond_rules.Triple, objective: float) -> tuple[Floats, Floats]:
+    """What the planner and its partner score, (K, A) each, if there is a deal on each of the planner's claims, by the
+    partner's possible values."""
+    claims = np.array(dond_rules.allocations(counts))  # (A, 3)
+    mine = claims @ np.array(own)  # (A,)
+    theirs = np.array(dond_rules.partner_values(counts, own)) @ (np.array(counts) - claims).T  # (K, A)
+    return mine + objective * theirs, theirs + objective * mine
+
+
+def agreeing(gains: Floats, theirs: Floats, anchor: Floats, expected: Floats, config: PlannerConfig) -> Floats:
+    """The partner's policy (K, A), by its values: DiL-piKL, a game with each. `expected`: its anchors, or one."""
+    deal = np.eye(gains.shape[-1])
+    payoffs = [each[:, :, None] * deal for each in (gains, theirs)]  # (K, A, A)
+    return pikl.solve(payoffs, [anchor, expected], config.settings).population[1]
 
 
 Talk = Sequence[tuple[bool, str | None]]  # in order: whether the planner spoke, and the words; None is a proposal

@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from envs.core import END, TurnKind
 from envs.dond.replies import MESSAGE
-from envs.dond.rules import Context, in_test
+from envs.dond.rules import Context, Triple, in_test
 from envs.human_dond import HumanSplit, HumanView, Split, Step, permuted, read_split, replay_all
 from marl.agents.base import Player, uniform_beliefs
 from marl.agents.text import TextAgent
@@ -29,6 +29,8 @@ from marl.types import INSIDERS, Episode, Kind, Turn
 
 CORPUS, TOKENIZER, HELD_OUT, LISTENING, CHOICE = 101, 102, 103, 104, 105  # places of the seed
 ORDERS = tuple(itertools.permutations(range(3), 3))
+Told = tuple[Literal["tell"], str]  # read by this player alone, before its reply (`View.tell`)
+Steps = list[Step | Told]
 CHUNK = 512  # seats that are sorted into batches of similar length
 
 
@@ -68,7 +70,7 @@ def variants(env: Mapping[str, Any], vary: Mapping[str, Sequence[Any]]) -> list[
 class Recorded:
     """Human dialogues replayed in the game, view by view."""
 
-    steps: list[list[Step]]  # what each view reads and replies
+    steps: list[Steps]  # what each view reads and replies
     left_out: Counter[str]  # number of views by reason
     dialogues: list[str] = field(default_factory=list)  # of each view; twice where both views are here
 
@@ -87,11 +89,15 @@ def recorded(
     games: Sequence[Callable[[], Any]],
     base: BaseConfig = BaseConfig(),
     permute: np.random.Generator | None = None,
+    refuse: Callable[[HumanView], str] = lambda view: "",
+    add: Callable[[HumanView, Triple, list[Step]], Steps] = lambda view, order, steps: [*steps],
 ) -> Recorded:
     """The views of a split, replayed in the game's variants in turn.
 
     The training split is filtered by the settings of `base`. `permute` renames the items of each view at random, with
-    `hold_out` never into a test context. Raises UserError if there are fewer than `human_games` dialogues.
+    `hold_out` never into a test context. `refuse`: why a view is left out, in any split; empty to keep it. `add`: what
+    a player reads beside the game, from the view, the order of its renamed items (`permuted`) and its steps. Raises
+    UserError if there are fewer than `human_games` dialogues.
     """
 
     def held_out(view: HumanView) -> bool:
@@ -102,7 +108,9 @@ def recorded(
             return "test context"
         if split == "train" and base.deals_only and not view.agree:
             return "no deal"
-        return "scored 0" if split == "train" and base.keep == "nonzero" and not view.reward else ""
+        if split == "train" and base.keep == "nonzero" and not view.reward:
+            return "scored 0"
+        return refuse(view)
 
     environments = [make() for make in games]
     found = _read(folder, split)
@@ -121,14 +129,17 @@ def recorded(
         left_out["not drawn"] = sum(view.dialogue not in chosen for view in wanted)
         wanted = [view for view in wanted if view.dialogue in chosen]
     place = {view.index: i for i, view in enumerate(found.usable)}
-    steps, known = [], []
+    steps: list[Steps] = []
+    known = []
     for view in wanted:
-        dialogue, variant = view.dialogue, place[view.index] % len(environments)
+        dialogue, variant, order = view.dialogue, place[view.index] % len(environments), ORDERS[0]
+        as_it_is = view
         if permute is not None:
-            renamed = [new for new in (permuted(view, order) for order in ORDERS) if not held_out(new)]
-            view = renamed[permute.integers(len(renamed))]
+            renamed = [(new, order) for order in ORDERS for new in [permuted(view, order)] if not held_out(new)]
+            view, order = renamed[permute.integers(len(renamed))]
+            order = ORDERS[0] if view is as_it_is else order
         replayed, refused = replay_all([view], environments[variant])
-        steps += replayed
+        steps += [add(as_it_is, order, each) for each in replayed]
         known += [dialogue] * len(replayed)
         left_out += refused
     return Recorded(steps, left_out, known)
@@ -148,12 +159,14 @@ def data_files(folder: str | Path) -> dict[str, str]:
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest()[:16] for p in sorted(folder.glob("*.txt"))}
 
 
-def human_seat(steps: Sequence[Step], tokens: Tokens, index: int) -> Seat:
+def human_seat(steps: Sequence[Step | Told], tokens: Tokens, index: int) -> Seat:
     message = f"{MESSAGE} "
     view, turns = View(tokens), []
     for number, step in enumerate(steps):
         if step[0] == "observe":
             view.observe(step[1], step[2], number)
+        elif step[0] == "tell":
+            view.tell(step[1])
         else:
             view.cue()
             ids = tuple(tokens.encode(step[1]))
@@ -226,15 +239,16 @@ def chunk_batches(chunks: Iterable[Sequence[Seat]], base: BaseConfig, path: tupl
 
 
 def human_epochs(
-    folder: str, games: Sequence[Callable[[], Any]], tokens: Tokens, base: BaseConfig
+    folder: str, games: Sequence[Callable[[], Any]], tokens: Tokens, base: BaseConfig, **ways: Any
 ) -> Iterator[list[Seat]]:
-    """Batches of the human dialogues, in another order in each pass, and with items renamed if so set."""
+    """Batches of the human dialogues, in another order in each pass, and with items renamed if so set. `ways`: see
+    `recorded`."""
     seats: list[Seat] = []
     for epoch in itertools.count():
         rng = np.random.default_rng([base.seed, CORPUS, epoch])
         if not seats or base.permute_items:
             permute = rng if base.permute_items else None
-            seats = recorded(folder, "train", games, base, permute).seats(tokens)
+            seats = recorded(folder, "train", games, base, permute, **ways).seats(tokens)
         yield from batches(seats, base.rows, rng)
 
 

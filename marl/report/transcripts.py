@@ -31,6 +31,7 @@ FORM = {
             "step": int,
             "rewards": {...: NUMBER},
             "planned?": {"actions": [str]},
+            "thoughts?": str,
         }
     ],
     "questions": [{"text": str, "answer": str, "candidates": [str], "also?": [str]}],

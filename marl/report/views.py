@@ -54,6 +54,7 @@ def game_view(transcript: Transcript, condition: str = "") -> View:
                 "text": printable(said(turn)),
                 "moved": [{"listener": name, "shifts": own, "total": total_of(own)} for name, own in moved.items()],
                 "plan": plan_text(turn),
+                "considered": considered(turn),
             }
         )
     facts = transcript["facts"]
@@ -127,6 +128,12 @@ def plan_text(turn: dict[str, Any], most: int = 3) -> str:
     )
     shown = "; ".join(f"{a} {tau:.2f} -> {pi:.2f}, worth {value:.2f}" for a, tau, pi, value in rows[:most])
     return shown + (f"; {p['floored']:.0%} of the anchor raised from 0" if p.get("floored") else "")
+
+
+def considered(turn: dict[str, Any]) -> list[str]:
+    """The intent of a reply and the messages that were drawn for it, with what refused each; empty without intents."""
+    thoughts = turn.get("thoughts", "")
+    return [printable(line) for line in thoughts.splitlines()] if thoughts.startswith("intent: ") else []
 
 
 def printable(text: str) -> str:
@@ -345,6 +352,7 @@ def _lines(view: View) -> list[str]:
             lines.append(f"{under}{moved['listener']} believes {each}  ({moved['total']:+.2f})")
         if turn["plan"]:
             lines.append(f"{under}planned (anchor -> plan): {turn['plan']}")
+        lines += [f"{under}{line}" for line in turn["considered"]]
         if turn["rewards"]:
             lines.append(f"{under}reward: " + ", ".join(f"{n} {value:+.2f}" for n, value in turn["rewards"].items()))
     return lines

@@ -14,6 +14,7 @@ from marl.algorithms.filtered_bc import FilteredBCConfig
 from marl.algorithms.lookahead import LookaheadConfig
 from marl.algorithms.ppo import PPOConfig
 from marl.algorithms.rl_pikl import RLPiklConfig
+from marl.intents.agent import CiceroConfig
 from marl.losses.entropy import EntropyLoss
 from marl.losses.imitation import ImitationLoss
 from marl.losses.kl import KLLoss
@@ -23,6 +24,7 @@ from marl.losses.policy import PolicyLoss
 from marl.losses.value import ValueLoss
 from marl.losses.world_model import WorldModelLoss
 from marl.model.lora import AdapterConfig
+from marl.planning.intents import IntentConfig
 from marl.planning.lookahead import Search
 from marl.planning.planner import PlannerConfig
 from marl.pretraining.config import BaseConfig, ModelConfig
@@ -36,12 +38,14 @@ FILLED = {
     AdapterConfig: "model/smollm2.yaml model.lora",
     BaseConfig: "base/scripted.yaml",
     ChatConfig: "chat/default.yaml",
+    CiceroConfig: "cicero/default.yaml",
     CheckpointConfig: "train.yaml checkpoint",
     EntropyLoss: "loss/default.yaml entropy",
     EvalConfig: "train.yaml eval",
     FilteredBCConfig: "algo/filtered_bc.yaml algo",
     GameReward: "reward/default.yaml game",
     ImitationLoss: "loss/default.yaml imitation",
+    IntentConfig: "cicero/default.yaml plan",
     KLLoss: "loss/default.yaml kl",
     ListeningLoss: "loss/default.yaml listening",
     LookaheadConfig: "lookahead.yaml train",

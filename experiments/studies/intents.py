@@ -1,0 +1,408 @@
+"""Intents, control, filters and an ablation in games: Cicero's method in Deal or No Deal, from human dialogues.
+
+    python -m experiments.studies.intents data.dond=DIR
+
+For each seed it trains an action model on truthful dialogues, annotates human messages with intents, trains a dialogue
+model for each arm (no grounding, own values, intents, both) and the nonsense ensemble, and plays the same games with
+the planner and each of its filters switched on. Everything is kept in `cells`, so that the same command goes on. The
+models of the arm `both` make a player, `runs/intents-both-sSEED+cicero`.
+
+Writes `table.csv` and `figure.svg`, `control.csv` (examples), `filters.csv` (refusals in play) and `correspondence.csv`
+(the tested messages, to be read by hand).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from omegaconf import DictConfig
+
+from envs.human_dond import read_split
+from experiments.launch.command import command
+from experiments.launch.terminal import say
+from experiments.setup.entrants import text_player
+from experiments.setup.spec import PlaySpec, play_spec
+from experiments.studies.cells import Place, begin, check_play
+from marl.agents.base import Agent
+from marl.agents.model import PlayConfig, model_agent, room
+from marl.common.errors import UserError, check_count
+from marl.common.files import digest, read_json, write_json
+from marl.intents.agent import ACTION, DIALOGUE, NONSENSE, PARTS, CiceroAgent, CiceroConfig, Parts
+from marl.intents.annotate import correspondence
+from marl.intents.corruptions import KINDS, Bigrams
+from marl.intents.measure import controlled, human_perplexity, perplexity, read_messages, spoiled, spoken
+from marl.intents.nonsense import Ensemble, train
+from marl.intents.standin import write_scripted
+from marl.intents.streams import ARMS, Intent
+from marl.intents.training import action_model, annotated, dialogue_model, unvaried
+from marl.metrics.drift import likelihood, retold
+from marl.metrics.stats import Interval, Metrics, bootstrap_mean, bootstrap_ratio, rate, seed_mean
+from marl.metrics.tables import TableRow, format_table, write_csv, write_table
+from marl.model.policy import Policy
+from marl.report.figures import HALF, PAPER, save_figure, style_axes
+from marl.report.transcripts import write_episodes
+from marl.rollout.cast import turn_about
+from marl.rollout.games import env_maker
+from marl.rollout.rollout import rollout
+from marl.rollout.seeds import EVALUATION, draw_games
+from marl.storage.checkpoint import copy_folder, folder_digest
+
+ABLATIONS: Mapping[str, Mapping[str, Any]] = {  # what is switched on beside the plan; `filters` off unless named
+    "no intents": {},
+    "intents": {},
+    "+ repetition": {"repetition": True},
+    "+ nonsense": {"nonsense": True},
+    "+ correspondence": {"correspondence": True},
+    "+ value": {"value": True},
+    "all": {"repetition": True, "nonsense": True, "correspondence": True, "value": True},
+}
+Figures = dict[tuple[str, str], Interval]  # by arm and metric
+PEOPLE = "people"  # the model of people: the dialogue model that knows its own values and no intent
+HEADS, UNSEEN = "ensemble", "ensemble, kind unseen"
+OFF = {"repetition": False, "nonsense": 0.0, "correspondence": None, "value": 1.0}
+
+
+@dataclass(frozen=True)
+class Made:
+    """The models and annotations of one seed."""
+
+    seed: int
+    env: Mapping[str, Any]  # of the measured games
+    data: str
+    action: Policy
+    views: list[Any]  # of the measured split
+    intents: dict[int, list[Intent]]
+    dialogue: Mapping[str, Policy]  # by arm
+    folders: Mapping[str, Path]
+
+
+@command("intents", implies={"data.dond": "base=human"})
+def main(cfg: DictConfig) -> None:
+    """Makes what is not made yet, measures, and tabulates."""
+    check(cfg)
+    spec, place = play_spec(cfg), begin(cfg)
+    data = str(cfg.data.dond) if cfg.data.dond else stand_in(cfg, spec, place)
+    found: dict[tuple[str, str], list[Interval]] = {}
+    for seed in cfg.seeds:
+        for key, each in of_seed(make_models(seed, data, cfg, spec, place), cfg, spec, place).items():
+            found.setdefault(key, []).append(each)
+    rows = [table_row(*key, each) for key, each in found.items()]
+    write_table(place.out / "table.csv", rows)
+    draw(rows, place.out / "figure.svg")
+    for arm in dict.fromkeys(row.arm for row in rows):
+        say(f"\n{arm}\n" + format_table({arm: {row.metric: row.interval for row in rows if row.arm == arm}}))
+    say(f"\ntables and figure: {place.out}")
+
+
+def of_seed(made: Made, cfg: DictConfig, spec: PlaySpec, place: Place) -> Figures:
+    """All figures of one seed, of which each part is measured once and kept."""
+    models = {name: folder_digest(folder) for name, folder in made.folders.items()}
+    about = {"models": models, "split": cfg.split}
+    spoil = {"nonsense": dict(cfg.nonsense), "rate": cfg.filter_rate, **about}
+    folder = place.cells / f"nonsense-s{made.seed}-{digest(spoil)[:8]}"
+    recalls = kept(folder.with_suffix(".json"), lambda: nonsense(made, cfg, folder))
+    ensemble = Ensemble.load(folder)
+    save_players(made, ensemble, Path(cfg.runs))
+    found = {(arm, "intent/correspondence"): each for arm, each in annotation(made, place).items()}
+    control = digest({"control": cfg.control, **about})[:8]
+    for arm in cfg.arms:
+        path = place.cells / f"dialogue-{arm}-s{made.seed}-{control}.json"
+        found |= kept(path, functools.partial(dialogue, made, arm, cfg, place))
+    return {**found, **recalls, **play(made, ensemble, cfg, spec, place)}
+
+
+def check(cfg: DictConfig) -> None:
+    """Refuses bad settings of this command."""
+    check_play(cfg)
+    if cfg.split not in ("val", "test"):
+        raise UserError(f"split={cfg.split}: must be val or test; models learn from the others")
+    for arm in cfg.arms:
+        if arm not in ARMS:
+            raise UserError(f"arms: {arm} must be one of {', '.join(ARMS)}")
+    if not {"state", "both"} <= {*cfg.arms}:
+        raise UserError(f"arms={list(cfg.arms)}: games need the arms state and both. Add them")
+    for seed in cfg.seeds:
+        check_count(seed, "seeds", 0)
+    for name in ("epochs", "control", "scripted_games"):
+        check_count(cfg[name], name)
+
+
+# --- Models -----------------------------------------------------------------------------------------------------------
+def stand_in(cfg: DictConfig, spec: PlaySpec, place: Place) -> str:
+    """The folder of scripted dialogues, which stand in where there are no human ones."""
+    env = {**spec.env, "contexts": None}
+    folder = place.cells / f"scripted-{digest({'env': env, 'games': cfg.scripted_games})[:8]}"
+    say("data.dond=null: scripted dialogues stand in for people's, of whom nothing that follows can tell")
+    if not (folder / "test.txt").exists():
+        write_scripted(folder, env, cfg.scripted_games)
+    return str(folder)
+
+
+def make_models(seed: int, data: str, cfg: DictConfig, spec: PlaySpec, place: Place) -> Made:
+    """Loads or trains the models of a seed, and annotates."""
+    cache = Path(cfg.cache)
+    train_env = {**spec.env, "split": "train"}
+    base = replace(spec.base, seed=seed)
+
+    def progress(what: str, done: int, total: int) -> None:
+        if done == 1:
+            place.bar.stage(f"seed {seed}: {what}", total)
+        place.bar.advance(1)
+        if done == total:
+            place.bar.close()
+
+    about = {"base": asdict(base), "env": unvaried(train_env, base), "model": asdict(spec.model)}
+    folders = {ACTION: cache / f"intents-action-s{seed}-{digest(about)[:8]}"}
+    action = action_model(
+        spec.model, base, train_env, data, folders[ACTION], device=place.device, progress=progress, report=say
+    )
+    start = folder_digest(folders[ACTION])
+    later = replace(base, epochs=cfg.epochs, learning_rate=cfg.learning_rate, human_games=cfg.human_games)
+    kept = place.cells / f"intents-train-{digest({'start': start, 'base': asdict(later)})[:8]}.json"
+    say(f"seed {seed}: annotating the training dialogues")
+    _, taught = annotated(action, later, train_env, data, "train", kept)
+    say(f"seed {seed}: {sum(map(len, taught.values()))} replies of {len(taught)} views are annotated")
+    tested = place.cells / f"intents-{cfg.split}-{digest({'start': start})[:8]}.json"
+    views, intents = annotated(action, replace(base, human_games=0), train_env, data, cfg.split, tested)
+    models = {}
+    for arm in cfg.arms:
+        folders[arm] = cache / f"intents-{arm}-s{seed}-{digest({'start': start, 'base': asdict(later)})[:8]}"
+        models[arm] = dialogue_model(
+            arm, action, start, taught, later, train_env, data, folders[arm], device=place.device, progress=progress,
+            report=say,
+        )  # fmt: skip
+    return Made(seed, {**spec.env, "split": "test"}, data, action, views, intents, models, folders)
+
+
+def nonsense(made: Made, cfg: DictConfig, folder: Path) -> Figures:
+    """Trains the ensemble of a seed into `folder`. Returns by arm `filter/recall/KIND` at `filter_rate`: with all
+    heads, and without the one that knows the kind."""
+    rng, tokens = np.random.default_rng([made.seed, 1]), made.action.tokens
+    env = env_maker({**made.env, "split": "train"})()
+    own = {
+        name: spoken(read_views(made.data, name), tokens, env, cfg.nonsense[name], rng)
+        for name in ("train", "val", "test")
+    }
+    strangers = [each.message for each in own["train"]]
+    weak = Bigrams.of(strangers)
+    human = {name: read_messages(made.action, [(s, s.message) for s in found]) for name, found in own.items()}
+    worse = {
+        name: {kind: spoiled(own[name], kind, strangers, weak, rng) for kind in KINDS} for name in ("train", "test")
+    }
+    say(f"nonsense: {', '.join(f'{len(found)} {kind}' for kind, found in worse['train'].items())}")
+    read = {
+        name: {kind: read_messages(made.action, found) for kind, found in kinds.items() if found}
+        for name, kinds in worse.items()
+    }
+    ensemble = train(human["train"], read["train"], human["val"], made.seed)
+    thresholds = ensemble.thresholds(cfg.filter_rate)
+    figures = {(HEADS, "filter/false"): rate(ensemble.rejected(human["test"], thresholds).tolist())}
+    for kind, found in read["test"].items():
+        figures[HEADS, f"filter/recall/{kind}"] = rate(ensemble.rejected(found, thresholds).tolist())
+        rest = ensemble.without(kind)
+        unseen = rest.rejected(found, rest.thresholds(cfg.filter_rate))
+        figures[UNSEEN, f"filter/recall/{kind}"] = rate(unseen.tolist())
+    ensemble.save(folder)
+    return figures
+
+
+def read_views(data: str, split: Any) -> list[Any]:
+    """The usable views of a split."""
+    return list(read_split(data, split).usable)
+
+
+def save_players(made: Made, ensemble: Ensemble, runs: Path) -> None:
+    """Writes a folder for each arm, to be played as `RUNS/intents-ARM-sSEED+cicero`."""
+    for arm in made.dialogue:
+        folder = runs / f"intents-{arm}-s{made.seed}"
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, source in ((DIALOGUE, made.folders[arm]), (ACTION, made.folders[ACTION])):
+            if not (folder / name).exists():
+                copy_folder(source, folder / name)
+        ensemble.save(folder / NONSENSE)
+        write_json(folder / PARTS, {"arm": arm, "seed": made.seed})
+
+
+# --- Measuring --------------------------------------------------------------------------------------------------------
+def annotation(made: Made, place: Place) -> Metrics:
+    """The correspondence test: messages that state a whole split, annotation and naive annotation against the words."""
+    tested = correspondence(made.views, made.intents)
+    if not tested:
+        raise UserError("No message of these dialogues states a whole split. Give all of the published dialogues")
+    if not made.seed:
+        lines = [[t.message, *(" ".join(map(str, c)) for c in (t.stated, t.annotated, t.naive))] for t in tested]
+        write_csv(place.out / "correspondence.csv", ("message", "stated", "annotated", "naive"), lines)
+    return {
+        "annotation": rate([t.annotated == t.stated for t in tested]),
+        "naive annotation": rate([t.naive == t.stated for t in tested]),
+    }
+
+
+def dialogue(made: Made, arm: str, cfg: DictConfig, place: Place) -> Figures:
+    """Perplexity of held-out human messages, and control: how many of the messages that state a split state the
+    intent's, under the annotated intent and under another."""
+    policy, make_env = made.dialogue[arm], env_maker({**made.env, "split": "train"})
+    rng = np.random.default_rng([made.seed, 2])
+    figures: Metrics = {
+        "drift/human_perplexity": human_perplexity(policy, arm, made.intents, made.data, cfg.split, make_env, rng)
+    }
+    lines = []
+    for swap in (False, True):
+        found = controlled(
+            policy, arm, made.views, made.intents, make_env(), swap=swap, most=cfg.control, context=512,
+            rng=np.random.default_rng([made.seed, 3]),
+        )  # fmt: skip
+        name, end = ("another", "") if swap else ("annotated", "/annotated")
+        stating = [each for each in found if each.stated is not None]
+        figures[f"intent/stated{end}"] = rate([each.stated is not None for each in found])
+        if stating:
+            figures[f"intent/control{end}"] = rate([each.stated == each.intent.own for each in stating])
+        for each in stating:
+            claims = [" ".join(map(str, claim)) for claim in (each.intent.own, each.stated or ())]
+            lines.append([arm, name, each.human, each.message, *claims])
+    if arm == "both" and not made.seed:
+        write_csv(place.out / "control.csv", ("arm", "intent_is", "human", "message", "intent", "stated"), lines)
+    return {(arm, name): each for name, each in figures.items()}
+
+
+def kept(path: Path, find: Callable[[], Figures]) -> Figures:
+    """Figures from a file, or found and kept there."""
+    if not path.exists():
+        write_json(path, {"figures": [[*key, each.to_json()] for key, each in find().items()]})
+    return {(arm, metric): Interval.from_json(each) for arm, metric, each in read_json(path)["figures"]}
+
+
+def switched(cicero: CiceroConfig, on: Mapping[str, Any]) -> CiceroConfig:
+    """The settings with only these filters, each as `cicero.*` sets it."""
+    return replace(cicero, **{name: getattr(cicero, name) if on.get(name) else off for name, off in OFF.items()})
+
+
+def play(made: Made, ensemble: Ensemble, cfg: DictConfig, spec: PlaySpec, place: Place) -> Figures:
+    """The ablation, on the same games for all arms, against each partner: score, agreement and perplexity under the
+    frozen model of people. `people`: that model itself in the arm's seat."""
+    games, cicero = draw_games(cfg.seed, EVALUATION, count=cfg.games), spec.cicero
+    make_env, found = env_maker(made.env), {}
+    limits = replace(spec.algo, games=cfg.games, concurrency=min(cfg.concurrency, cfg.games))
+    refusals: list[list[object]] = []
+    for partner in cfg.partners:
+        for arm in ("people", *ABLATIONS):
+            kept = place.cells / f"games-s{made.seed}-{digest(played_by(made, arm, partner, cicero, cfg))[:10]}.json"
+            if not kept.exists():
+                agent = seat(made, arm, ensemble, cicero, limits, cfg.temperature)
+                place.bar.stage(f"seed {made.seed}: {arm} v {partner}", cfg.games)
+                other = people(made, "partner", limits, cfg.temperature)
+                if partner != PEOPLE:
+                    other = text_player(partner, "dond", "partners")
+                episodes = rollout(games, turn_about(agent, other), make_env, limits.concurrency, place.bar.advance)
+                place.bar.close()
+                write_json(kept, {"games": measured(episodes, agent.name, made), "counts": counts_of(agent)})
+                write_episodes(kept.with_suffix(".jsonl"), episodes[:40])
+            about = read_json(kept)
+            name = arm if partner == PEOPLE else f"{arm} v {partner}"
+            for metric, each in figures_of(about["games"]).items():
+                found[name, metric] = each
+            refusals += [[made.seed, name, key, count] for key, count in sorted(about["counts"].items())]
+    write_csv(place.out / f"filters-s{made.seed}.csv", ("seed", "arm", "what", "count"), refusals)
+    return found
+
+
+def played_by(made: Made, arm: str, partner: str, cicero: CiceroConfig, cfg: DictConfig) -> dict[str, Any]:
+    """All that decides these games."""
+    models = {name: folder_digest(folder) for name, folder in made.folders.items()}
+    on = asdict(switched(cicero, ABLATIONS[arm])) if arm in ABLATIONS else {}
+    play_ = {name: cfg[name] for name in ("games", "seed", "temperature", "concurrency")}
+    return {"models": models, "arm": arm, "partner": partner, "cicero": on, "env": dict(made.env), **play_}
+
+
+def people(made: Made, name: str, limits: PlayConfig, temperature: float) -> Agent:
+    """The model of people as a plain player."""
+    return model_agent(name, made.dialogue["state"], limits, 2, temperature)
+
+
+def seat(
+    made: Made, arm: str, ensemble: Ensemble, cicero: CiceroConfig, limits: PlayConfig, temperature: float
+) -> Agent:
+    """The player of an arm."""
+    if arm == PEOPLE:
+        return people(made, arm, limits, temperature)
+    grounding = "state" if arm == "no intents" else "both"
+    parts = Parts(grounding, made.action, made.dialogue[grounding], ensemble)
+    return CiceroAgent(arm, parts, switched(cicero, ABLATIONS[arm]), "dond", **room(limits, 2, temperature))
+
+
+def counts_of(agent: Agent) -> dict[str, int]:
+    return dict(agent.counts) if isinstance(agent, CiceroAgent) else {}
+
+
+def measured(episodes: Sequence[Any], name: str, made: Made) -> list[dict[str, Any]]:
+    """Score, deal, and the likelihood of the player's messages under the model of people, game by game."""
+    judge, env, found = made.dialogue["state"], env_maker(made.env)(), []
+    objective = float(made.env["objective"])
+    for episode in episodes:
+        seat_of = next(agent for agent, player in episode.players.items() if player == name)
+        points = episode.outcome["points"]
+        other = next(agent for agent in points if agent != seat_of)
+        likely = likelihood(judge, [retold(episode, env, judge.tokens, (name,))], np.random.default_rng(0))
+        words = sum(len(t.message.split()) for t in episode.turns if t.agent == seat_of)
+        found.append(
+            {
+                "score": points[seat_of] + objective * points[other],
+                "points": points[seat_of],
+                "deal": bool(episode.outcome["deal"]),
+                "nats": 0.0 if likely is None else likely.mean * words,
+                "words": words,
+            }
+        )
+    return found
+
+
+def figures_of(games: Sequence[Mapping[str, Any]]) -> Metrics:
+    """Means over games, with bootstrap intervals."""
+    rng = np.random.default_rng(0)
+    found = {
+        "game/score": bootstrap_mean([g["score"] for g in games], rng=rng),
+        "game/agreement": rate([bool(g["deal"]) for g in games]),
+    }
+    nats, words = np.array([g["nats"] for g in games]), np.array([g["words"] for g in games], float)
+    if words.sum():
+        found["drift/human_perplexity"] = perplexity(bootstrap_ratio(nats, words, rng=rng))
+    return found
+
+
+# --- Tables and figure ------------------------------------------------------------------------------------------------
+def table_row(arm: str, metric: str, seeds: Sequence[Interval]) -> TableRow:
+    """One line: of one seed its own interval, of several Student's t over their means."""
+    total = sum(each.n for each in seeds)
+    each = seeds[0] if len(seeds) == 1 else seed_mean([one.mean for one in seeds])
+    return TableRow(arm, metric, each.mean, each.low, each.high, len(seeds), total)
+
+
+def draw(rows: Sequence[TableRow], path: Path) -> None:
+    """Perplexity by arm, control by arm, recall by kind, and the ablation's scores."""
+    panels = {
+        "perplexity of human messages": [r for r in rows if r.metric == "drift/human_perplexity" and r.arm in ARMS],
+        "stated split is the intent's": [r for r in rows if r.metric == "intent/control"],
+        "nonsense caught": [r for r in rows if r.metric.startswith("filter/recall/") and r.arm == HEADS],
+        "score": [r for r in rows if r.metric == "game/score" and " v " not in r.arm],
+    }
+    figure = Figure(figsize=(2 * HALF, HALF), layout="constrained")
+    for axes, (title, own), colour in zip(figure.subplots(2, 2).flat, panels.items(), PAPER[1:], strict=False):
+        names = [r.metric.removeprefix("filter/recall/") if r.arm == HEADS else r.arm for r in own]
+        for place, row in enumerate(own):
+            axes.plot([row.low, row.high], [place, place], color=colour, linewidth=2)
+            axes.plot(row.mean, place, "o", color=colour)
+        axes.set_yticks(range(len(own)), names)
+        axes.invert_yaxis()
+        axes.set_title(title, loc="left", fontsize=9)
+        style_axes(axes)
+    save_figure(figure, path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,361 @@
+"""An agent whose planner decides, whose words carry the plan, and whose filters catch words that don't (FAIR 2022).
+
+Before each of its replies it plans both claims from the talk so far (planning/intents.py), under an anchor that an
+action model reads with an injected, agreeing end. A dialogue model is told that intent and draws messages, which pass
+filters in the published order; what is refused is drawn again, and when all draws are spent the agent proposes. Its
+proposal claims what it planned. The partner reads its words alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from envs.core import END, Question
+from envs.dond import replies as dond_replies
+from envs.dond import rules as dond_rules
+from envs.dond import texts as dond_texts
+from marl.agents.base import Key, Reply, Request
+from marl.agents.model import ModelSeat
+from marl.common.errors import UserError
+from marl.common.files import read_json
+from marl.intents import filters
+from marl.intents.claims import ClaimReader
+from marl.intents.draws import draw_messages, words_of
+from marl.intents.nonsense import Ensemble, features
+from marl.intents.streams import AGREE, ARMS, Intent, intent_text, opening_of, said
+from marl.model.policy import Policy
+from marl.model.tokens import Tokens, View
+from marl.planning.intents import IntentConfig, IntentPlan, plan_intent
+from marl.planning.planner import PlannerConfig, PlanningAgent, Talk, partner_belief
+from marl.storage.checkpoint import load_policy
+from marl.types import Kind, Planned, Stream
+
+CICERO = "+cicero"  # of the names of these players
+DRAW, PLAN = 2, 3  # places of a seat's seed
+OPENER = "hi"  # said for silence, which the game does not allow, where a proposal is not allowed either
+PARTS = "intents.json"  # in a player's folder: the arm of its dialogue model
+ACTION, DIALOGUE, NONSENSE = "action", "policy", "nonsense"  # folders in it
+
+
+@dataclass(frozen=True)
+class CiceroConfig:
+    """Settings of the agent. Raises UserError, naming the setting, for bad values."""
+
+    repetition: bool = True
+    nonsense: float = 0.05  # share of human messages that the ensemble may reject; 0: no such filter
+    correspondence: float | None = -0.005  # least change of P(own intent) that a message may cause; None: no filter
+    value: float = 0.5  # share of the candidates that are kept for their value; 1: no such filter
+    candidates: int = 8  # that the value filter compares
+    draws: int = 10  # messages drawn at most, before the agent proposes instead
+    top_p: float = 0.9  # of the draws: the likeliest tokens of this probability
+    plan: IntentConfig = field(default_factory=IntentConfig)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.nonsense < 1:
+            raise UserError(f"cicero.nonsense={self.nonsense}: must be a share below 1, such as 0.05, or 0 for none")
+        if self.correspondence is not None and not -1 <= self.correspondence <= 1:
+            raise UserError(f"cicero.correspondence={self.correspondence}: must be from -1 to 1, or null for none")
+        for name in ("value", "top_p"):
+            if not 0 < getattr(self, name) <= 1:
+                raise UserError(f"cicero.{name}={getattr(self, name)}: must be above 0 and at most 1")
+        if not 1 <= self.candidates <= self.draws:
+            raise UserError(
+                f"cicero.candidates={self.candidates}: must be at least 1, and at most cicero.draws={self.draws}"
+            )
+
+
+@dataclass
+class Draw:
+    """A message that was drawn, and what refused it; empty if nothing did."""
+
+    ids: list[int]
+    logprobs: list[float]
+    text: str  # of the message, as the partner would read it
+    refused: str = ""
+    value: float | None = None
+
+
+@dataclass
+class Mind:
+    """What an agent has planned for the reply that a seat owes."""
+
+    plan: IntentPlan
+    intent: Intent
+    belief: np.ndarray  # (K,) over the partner's values
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The models of an agent. `nonsense`: None where it has no such ensemble."""
+
+    arm: str
+    action: Policy
+    dialogue: Policy
+    nonsense: Ensemble | None
+
+    @classmethod
+    def load(cls, folder: Path, device: torch.device | str, dialogue: Policy | None = None) -> Parts:
+        """Reads what `experiments.studies.intents` wrote. UserError where something is missing. `dialogue`: the
+        dialogue model, if it is there already."""
+        if not (folder / PARTS).is_file():
+            raise UserError(
+                f"{folder}: no intents were trained here (no {PARTS}). Make them with experiments.studies.intents"
+            )
+        arm = read_json(folder / PARTS).get("arm")
+        if arm not in ARMS:
+            raise UserError(f"{folder / PARTS}: arm={arm} must be one of {', '.join(ARMS)}. Make the folder again")
+        there = (folder / NONSENSE / "nonsense.json").is_file()
+        nonsense = Ensemble.load(folder / NONSENSE) if there else None
+        dialogue = dialogue or load_policy(folder / DIALOGUE, device)
+        return cls(arm, load_policy(folder / ACTION, device), dialogue, nonsense)
+
+
+def talk_view(opening: str, talk: Talk, questions: Sequence[Question], tokens: Tokens) -> View:
+    """A player's stream of a game so far, from its own first text and the talk, without any cue to reply.
+
+    Refused replies are left out. It ends where somebody has proposed.
+    """
+    style, view = dond_texts.style_of(opening), View(tokens)
+    view.observe(opening, questions, 0)
+    for step, (mine, words) in enumerate(talk, start=1):
+        if mine and words is None:
+            break
+        if mine:
+            view.cue()
+            view.reply(tokens.encode(said(words or "")), Kind.SPEECH)
+            view.observe("", questions, step)
+        else:
+            view.observe(dond_texts.heard_text(words, style), questions if words is not None else (), step)
+    return view
+
+
+def ended(talk: Talk) -> list[tuple[bool, str | None]]:
+    """The talk with an agreeing end: the other side says `deal`, then who spoke last, and then they propose."""
+    if (False, None) in talk:
+        return [*talk]
+    speaker = talk[-1][0] if talk else False
+    end: list[tuple[bool, str | None]] = [(not speaker, AGREE), (speaker, AGREE)]
+    return [*talk, *end, *([(False, None)] if speaker else [])]
+
+
+class CiceroAgent(PlanningAgent):
+    """See the module. `counts`: draws, and by whom they were refused."""
+
+    def __init__(
+        self, name: str, parts: Parts, config: CiceroConfig, game: str, *, context: int, temperature: float = 1.0,
+        slots: int, **limits: Any,
+    ) -> None:  # fmt: skip
+        """`slots`, `limits`: see `ModelAgent`. Raises UserError for a game without intents, for a nonsense filter
+        without its ensemble, and for one that refuses nearly all that people say."""
+        if game != "dond":
+            raise UserError(f"{name}: env.game={game} has no intents; leave out {CICERO}")
+        super().__init__(
+            name, parts.dialogue, PlannerConfig(), game, context=context, temperature=temperature or 0.01,
+            slots=slots + config.draws, **limits,
+        )  # fmt: skip
+        self.parts, self.cicero, self.tells = parts, config, parts.arm in ("intent", "both")
+        self.claims = ClaimReader(parts.action, context)
+        self.counts: Counter[str] = Counter()
+        self._minds: dict[Key, Mind] = {}
+        self.thresholds: np.ndarray | None = None
+        if config.nonsense:
+            if parts.nonsense is None:
+                raise UserError(f"cicero.nonsense={config.nonsense}: {name} has no ensemble; set it to 0")
+            self.thresholds = parts.nonsense.thresholds(config.nonsense)
+            rate = float((parts.nonsense.unseen > self.thresholds).any(1).mean())
+            if rate > 0.5:
+                raise UserError(
+                    f"cicero.nonsense={config.nonsense}: it refuses {rate:.0%} of what people say, so that hardly any "
+                    "message passes. Lower it"
+                )
+
+    # -- what is planned ---------------------------------------------------------------------------------------------
+
+    def _observe(self, r: Request) -> ModelSeat:
+        if r.key not in self._openings:
+            self._openings[r.key] = r.text  # the true one, which plans are made from
+            r = replace(r, text=opening_of(r.text, self.parts.arm))
+        return super()._observe(r)
+
+    def _tell(self, key: Key, seat: ModelSeat) -> None:
+        """Plans, and tells the dialogue model its intent."""
+        questions = [asked.question for asked in seat.view.asked[:3]]
+        opening, talk = self._openings[key], self._talk[key]
+        counts, own, objective = dond_texts.parse_prompt(opening)
+        if not questions and self.cicero.plan.belief == "listening":
+            raise UserError("cicero.plan.belief=listening: this game asks no belief questions. Set it to prior")
+        belief = self._belief(opening, talk, questions)
+        anchor = self._anchors(opening, [talk], questions)[0]
+        rng = np.random.default_rng([seat.seed, len(seat.view.stream), PLAN])
+        plan = plan_intent(counts, own, objective, belief, anchor, self.cicero.plan, rng)
+        claims = dond_rules.allocations(counts)
+        intent = Intent(claims[plan.own], claims[plan.partner])
+        self._minds[key] = Mind(plan, intent, belief)
+        if self.tells:
+            seat.view.tell(intent_text(intent))
+
+    def _anchors(self, opening: str, talks: Sequence[Talk], questions: Sequence[Question]) -> list[np.ndarray]:
+        """The player's claims (A,) if each of these talks stopped now."""
+        streams = []
+        for talk in talks:
+            view = talk_view(opening, ended(talk), questions, self.claims.tokens)
+            view.cue()
+            streams.append(view.stream.tokens)
+        counts = dond_texts.parse_prompt(opening)[0]
+        return list(self.claims.probabilities(streams, [counts] * len(streams)))
+
+    @torch.no_grad()
+    def _belief(self, opening: str, talk: Talk, questions: Sequence[Question]) -> np.ndarray:
+        """The action model's belief (K,) over the partner's values; without the talk for `belief=prior`."""
+        counts, own, _ = dond_texts.parse_prompt(opening)
+        if self.cicero.plan.belief == "prior":
+            return partner_belief(np.ones((3, 11)), counts, own)
+        view = talk_view(opening, talk, questions, self.claims.tokens)
+        policy, last = self.parts.action, view.asked[-3:]
+        tokens = torch.tensor([view.stream.tokens], device=policy.device)
+        logits = policy.logits(policy.hidden(tokens)[0, [asked.position for asked in last]]).double()
+        ids = torch.tensor([asked.candidate_ids for asked in last], device=logits.device)
+        return partner_belief(logits.gather(1, ids).softmax(-1).cpu().numpy(), counts, own)
+
+    # -- what is said ------------------------------------------------------------------------------------------------
+
+    def _reply(self, key: Key, seat: ModelSeat) -> Reply:
+        mind, talk = self._minds.pop(key), self._talk[key]
+        text = self.tokens.reply_text(seat.ids)
+        stream = seat.view.stream.tokens
+        if talk and (text.lstrip().startswith(dond_replies.PROPOSE) or (False, None) in talk):
+            return self._propose(key, seat, mind, [])
+        drawn = self._converse(key, seat, mind)
+        played = next((draw for draw in drawn if not draw.refused), None)
+        if played is None and talk:
+            self.counts["spent"] += 1
+            return self._propose(key, seat, mind, drawn)
+        if played is None:
+            ids = self.tokens.encode(said(OPENER))
+            played = Draw(ids, [0.0] * len(ids), OPENER)
+        self.engine.rewind(seat.slot, stream)
+        seat.read, seat.ids, seat.logprobs = len(stream), played.ids, played.logprobs
+        return self._noted(key, seat, thoughts_of(mind.intent, drawn), None)
+
+    def _propose(self, key: Key, seat: ModelSeat, mind: Mind, drawn: Sequence[Draw]) -> Reply:
+        """Claims what was planned."""
+        counts = dond_texts.parse_prompt(self._openings[key])[0]
+        texts = [dond_replies.proposal_text(claim) for claim in dond_rules.allocations(counts)]
+        ids = tuple(tuple(self.tokens.encode(f"{text} {END}")) for text in texts)
+        chosen = mind.plan.own
+        certain = tuple(float(i == chosen) for i in range(len(ids)))
+        planned = Planned(
+            tuple(text.removeprefix(dond_replies.PROPOSE).strip() for text in texts), ids,
+            tuple(mind.plan.anchor.tolist()), tuple(mind.plan.values.tolist()), certain, chosen,
+        )  # fmt: skip
+        stream = seat.view.stream.tokens
+        self.engine.rewind(seat.slot, stream)
+        seat.read, seat.ids = len(stream), list(ids[chosen])
+        seat.logprobs = [0.0] * len(seat.ids)
+        return self._noted(key, seat, thoughts_of(mind.intent, drawn), planned)
+
+    def _noted(self, key: Key, seat: ModelSeat, thoughts: str, planned: Planned | None) -> Reply:
+        reply = super(PlanningAgent, self)._reply(key, seat)
+        self._note(key, reply.text)
+        return replace(reply, planned=planned, thoughts=thoughts)
+
+    def _converse(self, key: Key, seat: ModelSeat, mind: Mind) -> list[Draw]:
+        """Draws messages until enough pass the filters. Returns all, in the order in which they were drawn."""
+        config, drawn = self.cicero, []
+        wanted = config.candidates if config.value < 1 else 1
+        while len(drawn) < config.draws and (passed := sum(not d.refused for d in drawn)) < wanted:
+            more = self._draw(seat, min(wanted - passed, config.draws - len(drawn)), len(drawn))
+            self._filter(key, mind, more, drawn)
+            drawn += more
+        if config.value < 1:
+            self._by_value(key, mind, [d for d in drawn if not d.refused])
+        self.counts["drawn"] += len(drawn)
+        self.counts.update(f"refused/{draw.refused}" for draw in drawn if draw.refused)
+        return drawn
+
+    def _filter(self, key: Key, mind: Mind, fresh: Sequence[Draw], earlier: Sequence[Draw]) -> None:
+        """Applies all filters but the last to messages that were just drawn."""
+        config, opening, talk = self.cicero, self._openings[key], self._talk[key]
+        questions = [asked.question for asked in self._seats[key].view.asked[:3]]
+        before = [words for mine, words in talk if mine and words]
+        for draw in fresh:
+            if not draw.text:
+                draw.refused = "unfinished"
+            elif config.repetition and filters.repeats(draw.text, before):
+                draw.refused = filters.REPETITION
+        left = [draw for draw in fresh if not draw.refused]
+        if self.thresholds is not None and left and self.parts.nonsense is not None:
+            rows = [self._row(opening, talk, questions, draw.text) for draw in left]
+            flags = self.parts.nonsense.rejected(features(self.parts.action, rows), self.thresholds)
+            for draw, flag in zip(left, flags, strict=True):
+                draw.refused = filters.NONSENSE if flag else ""
+            left = [draw for draw in left if not draw.refused]
+        if config.correspondence is not None and left:
+            anchors = self._anchors(opening, [[*talk, (True, draw.text)] for draw in left], questions)
+            own = mind.plan.own
+            for draw, after in zip(left, anchors, strict=True):
+                betrayed = filters.betrays(float(mind.plan.anchor[own]), float(after[own]), config.correspondence)
+                draw.refused = filters.CORRESPONDENCE if betrayed else ""
+
+    def _row(self, opening: str, talk: Talk, questions: Sequence[Question], text: str) -> tuple[list[int], int]:
+        """The action model's stream up to the end of a message, and the message's length; see `nonsense.features`."""
+        view = talk_view(opening, talk, questions, self.claims.tokens)
+        view.cue()
+        ids = self.claims.tokens.encode(said(text))
+        start = view.reply(ids, Kind.SPEECH)
+        return view.stream.tokens[: start + len(ids)], len(ids)
+
+    def _by_value(self, key: Key, mind: Mind, left: Sequence[Draw]) -> None:
+        """Refuses the candidates after which the own intent is expected to score least: the partner's policy is planned
+        again under the anchor that the talk with the candidate gives."""
+        if not left:
+            return
+        opening, talk = self._openings[key], self._talk[key]
+        questions = [asked.question for asked in self._seats[key].view.asked[:3]]
+        counts, own, objective = dond_texts.parse_prompt(opening)
+        anchors = self._anchors(opening, [[*talk, (True, draw.text)] for draw in left], questions)
+        plain = replace(self.cicero.plan, opponents="exact")
+        for draw, anchor in zip(left, anchors, strict=True):
+            rng = np.random.default_rng(0)  # not used: exact
+            plan = plan_intent(counts, own, objective, mind.belief, anchor, plain, rng)
+            draw.value = float(plan.values[mind.plan.own])
+        poor = filters.poorest([draw.value for draw in left if draw.value is not None], self.cicero.value)
+        for draw, flag in zip(left, poor, strict=True):
+            draw.refused = filters.VALUE if flag else ""
+
+    def _draw(self, seat: ModelSeat, count: int, done: int) -> list[Draw]:
+        """Draws messages after the seat's stream; `done`: how many there are already."""
+        stream = seat.view.stream.tokens
+        forks = self.engine.fork(seat.slot, count)
+        for fork in forks:
+            self.engine.rewind(fork, stream[:-1])
+        rng = np.random.default_rng([seat.seed, len(stream), DRAW, done])
+        limit = min(seat.limit, self._free(seat))
+        found = draw_messages(
+            self.engine, forks, [stream[-1]] * count, [limit] * count, temperature=self.temperature,
+            top_p=self.cicero.top_p, rng=rng,
+        )  # fmt: skip
+        for fork in forks:
+            self.engine.free(fork)
+        return [Draw(ids, own, words_of(ids, self.engine)) for ids, own in found]
+
+    def finish(self, keys: Sequence[Key]) -> dict[Key, tuple[Stream, list[Any]]]:
+        for key in keys:
+            self._minds.pop(key, None)
+        return super().finish(keys)
+
+
+def thoughts_of(intent: Intent, drawn: Sequence[Draw]) -> str:
+    """What a transcript shows of a reply: the intent, and each draw with what refused it."""
+    lines = [f"intent: {' '.join(map(str, intent.own))} for me, {' '.join(map(str, intent.partner))} for my partner"]
+    for draw in drawn:
+        worth = "" if draw.value is None else f" (worth {draw.value:.2f})"
+        lines.append(f"{f'refused, {draw.refused}' if draw.refused else 'passed'}: {draw.text or '...'}{worth}")
+    return "\n".join(lines)

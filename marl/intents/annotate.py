@@ -1,0 +1,140 @@
+"""Annotates the messages of human dialogues with intents, and tests the annotation where words leave no doubt.
+
+The intent of a message is what both players would most likely claim if talk stopped after it. The action model reads
+the dialogue up to and including the message and nothing later, and an injected, agreeing end: `deal` from both sides.
+Each player's claim is read in its own stream, with its own values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from envs.dond.rules import Triple, allocations, rest
+from envs.human_dond import HumanEnding, HumanView, NotReplayable, Speaker, replay
+from marl.agents.scripted.dond_language import ITEM_OF, understand
+from marl.intents.claims import ClaimReader
+from marl.intents.streams import AGREE, Intent, up_to_claim
+from marl.metrics.negotiation import explicit
+
+
+def swapped(view: HumanView) -> HumanView:
+    """The same dialogue from the partner's side."""
+    turns: list[tuple[Speaker, str | None]] = [("THEM" if who == "YOU" else "YOU", text) for who, text in view.turns]
+    return replace(
+        view, index=view.index ^ 1, values=view.partner_values, partner_values=view.values, turns=tuple(turns),
+        claim=view.partner_claim, partner_claim=view.claim,
+    )  # fmt: skip
+
+
+def cut_after(view: HumanView, number: int) -> HumanView:
+    """The dialogue up to and including its `number`-th turn, with an agreeing end: what comes later is gone.
+
+    The claims, which no stream up to a proposal shows, are placeholders.
+    """
+    speaker: Speaker = view.turns[number][0]
+    other: Speaker = "THEM" if speaker == "YOU" else "YOU"
+    assert view.turns[number][1] is not None, "a proposal is no message"
+    end: tuple[tuple[Speaker, str | None], ...] = ((other, AGREE), (speaker, AGREE), (other, None))
+    nothing = (0, 0, 0)
+    return replace(
+        view, turns=(*view.turns[: number + 1], *end), claim=nothing, partner_claim=view.counts,
+        ending=HumanEnding.DEAL,
+    )  # fmt: skip
+
+
+def annotate(views: Iterable[HumanView], reader: ClaimReader, env: Any) -> dict[int, list[Intent]]:
+    """One intent for each of YOUR replies, by the view's index: read for messages, the real claims for the proposal.
+
+    Left out are views that the environment can't play, and those whose partner's claim is unknown.
+    """
+    streams: list[list[int]] = []
+    counts: list[Triple] = []
+    places: list[tuple[int, int]] = []  # of each pair of streams: the view, and which of its replies
+    found: dict[int, list[Intent]] = {}
+    for view in views:
+        if view.claim is None or view.partner_claim is None:
+            continue
+        own = [number for number, (who, text) in enumerate(view.turns) if who == "YOU" and text is not None]
+        try:
+            both = [_both_streams(view, number, reader, env) for number in own]
+        except NotReplayable:
+            continue
+        found[view.index] = [Intent(view.claim, view.partner_claim)] * (len(own) + 1)
+        for reply, pair in enumerate(both):
+            streams += pair
+            counts += [view.counts] * 2
+            places.append((view.index, reply))
+    probabilities = reader.probabilities(streams, counts)
+    for (index, reply), mine, theirs, pool in zip(
+        places, probabilities[::2], probabilities[1::2], counts[::2], strict=True
+    ):
+        claims = allocations(pool)
+        found[index][reply] = Intent(claims[int(mine.argmax())], claims[int(theirs.argmax())])
+    return found
+
+
+def _both_streams(view: HumanView, number: int, reader: ClaimReader, env: Any) -> list[list[int]]:
+    cut = cut_after(view, number)
+    return [up_to_claim(replay(side, env), reader.tokens) for side in (cut, swapped(cut))]
+
+
+# --- The correspondence test ------------------------------------------------------------------------------------------
+
+
+# Words that make a split a condition, a share of an item, an exception or no offer of the speaker's own; and those that
+# say behind an item who gets it, which the parser does not follow.
+UNSURE = {
+    "if", "or", "unless", "either", "instead", "split", "some", "half", "each", "negative", "trade", "then", "but",
+    "except", "besides", "least", "negotiate", "yours", "mine", "available", "willing", "more", "worth", "return",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tested:
+    """A message that states a whole split in words that leave no doubt."""
+
+    dialogue: str
+    message: str
+    stated: Triple  # the speaker's share, as the parser reads it
+    annotated: Triple  # its annotated claim
+    naive: Triple  # what it claimed in the end
+
+
+def certain_split(message: str, counts: Triple) -> Triple | None:
+    """The speaker's share, if a message states a whole split that the parser reads with certainty; else None.
+
+    It names all three items, or some and the rest, refuses and asks nothing, is no condition, and means the same
+    whatever was on the table before. To give or to ask for everything is mostly a misreading, and left out.
+    """
+    words = set(re.findall(r"[a-z]+", message.lower()))
+    if not explicit(message) or "?" in message or words & UNSURE or not words & ITEM_OF.keys():
+        return None
+    readings = {understand(message, counts, table).share for table in (None, counts, (0, 0, 0), _half(counts))}
+    (share, *others) = readings
+    return None if others or share in (None, counts, (0, 0, 0)) else share
+
+
+def _half(counts: Triple) -> Triple:
+    return counts[0] // 2, counts[1] // 2, counts[2] // 2
+
+
+def correspondence(views: Sequence[HumanView], intents: dict[int, list[Intent]]) -> list[Tested]:
+    """The test's messages, of YOU, with both annotations."""
+    found = []
+    for view in views:
+        if view.index not in intents:
+            continue
+        own = [text for who, text in view.turns if who == "YOU" and text is not None]
+        for text, intent in zip(own, intents[view.index], strict=False):
+            share = certain_split(text, view.counts)
+            if share is not None and view.claim is not None:
+                found.append(Tested(view.dialogue, text, share, intent.own, view.claim))
+    return found
+
+
+def fits(intent: Intent, counts: Triple) -> bool:
+    """True if the two claims make a deal."""
+    return intent.partner == rest(intent.own, counts)

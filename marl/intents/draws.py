@@ -1,0 +1,61 @@
+"""Draws messages side by side, from the likeliest tokens alone (nucleus sampling)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from envs.dond import replies, texts
+from marl.decoding.engine import Engine
+
+Drawn = tuple[list[int], list[float]]  # a reply's ids and their log-probabilities, without the cut to the likeliest
+
+
+@torch.no_grad()
+def draw_messages(
+    engine: Engine, slots: Sequence[int], last: Sequence[int], limits: Sequence[int], *, temperature: float,
+    top_p: float, rng: np.random.Generator,
+) -> list[Drawn]:  # fmt: skip
+    """Continues the streams in these slots, whose `last` tokens are unread, by one message each, tag included.
+
+    A message ends as a reply does, or after `limits` tokens. Log-probabilities are the model's at this temperature.
+    """
+    policy, tokens, count = engine.policy, engine.policy.tokens, len(slots)
+    tag = tokens.encode(replies.MESSAGE)
+    hidden = engine.read(slots, [[token, *tag] for token in last]).view(count, len(tag) + 1, -1)
+    first = policy.speech_logits(policy.logits(hidden[:, :-1]), temperature).log_softmax(-1)
+    ids: list[list[int]] = [[*tag] for _ in slots]
+    logs = [[float(first[i, t, token]) for t, token in enumerate(tag)] for i in range(count)]
+    going, states = [i for i in range(count) if len(tag) < limits[i]], hidden[:, -1]
+    states = states[going]
+    while going:
+        scores = policy.speech_logits(policy.logits(states), temperature).double().log_softmax(-1).cpu().numpy()
+        for row, i in enumerate(going):
+            token = nucleus(np.exp(scores[row]), top_p, rng.random())
+            ids[i].append(token)
+            logs[i].append(float(scores[row, token]))
+        going = [i for i in going if len(ids[i]) < limits[i] and not tokens.ends(ids[i])]
+        if going:
+            states = engine.read([slots[i] for i in going], [ids[i][-1:] for i in going])
+    return list(zip(ids, logs, strict=True))
+
+
+def nucleus(probs: np.ndarray, top_p: float, height: float) -> int:
+    """Draws a token (by `height` in [0, 1)) from the fewest likeliest ones that together have the probability
+    `top_p`."""
+    order = np.argsort(-probs, kind="stable")
+    ladder = probs[order].cumsum()
+    kept = int(np.searchsorted(ladder, min(top_p, ladder[-1]) - 1e-12)) + 1
+    place = int(np.searchsorted(ladder[:kept], height * ladder[kept - 1], side="right"))
+    return int(order[min(place, kept - 1)])
+
+
+def words_of(ids: Sequence[int], engine: Engine) -> str:
+    """What a partner would read of a reply; empty if it is unfinished or no message."""
+    tokens = engine.policy.tokens
+    parsed = replies.parse_reply(tokens.reply_text(ids), (0, 0, 0), False, 1)
+    if not tokens.ends(ids) or not isinstance(parsed, replies.Message):
+        return ""
+    return texts.passed_on(parsed.text, len(parsed.text))

@@ -1,0 +1,175 @@
+"""Measures a dialogue model and the nonsense filter on human dialogues that nobody learned from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from envs.dond.replies import MESSAGE
+from envs.dond.rules import Triple, allocations, rest
+from envs.human_dond import HumanView, NotReplayable, replay
+from marl.decoding.engine import Engine
+from marl.intents.annotate import certain_split
+from marl.intents.corruptions import KINDS, Bigrams, Place
+from marl.intents.draws import draw_messages, words_of
+from marl.intents.nonsense import Said, features
+from marl.intents.streams import Intent, grounded, said
+from marl.intents.training import in_arm
+from marl.learning.batch import Seat
+from marl.metrics.drift import likelihood
+from marl.metrics.stats import Interval
+from marl.model.policy import Policy
+from marl.model.tokens import Tokens, View
+from marl.pretraining import corpus
+from marl.types import Kind
+
+AT_ONCE = 32  # streams that are read side by side
+
+
+def perplexity(nats: Interval) -> Interval:
+    """Perplexity a word, from a mean log-likelihood in nats a word."""
+    mean, low, high = (math.exp(-x) for x in (nats.mean, nats.high, nats.low))
+    return replace(nats, mean=mean, low=low, high=high)
+
+
+def human_perplexity(
+    policy: Policy, arm: str, intents: Mapping[int, Sequence[Intent]], data: str, split: Any,
+    make_env: Callable[[], Any], rng: np.random.Generator,
+) -> Interval:  # fmt: skip
+    """Perplexity a word of human messages of a split under what this arm grounds them in, by dialogue."""
+    found = corpus.recorded(data, split, [make_env], **in_arm(arm, intents))
+    games: dict[str, list[Seat]] = {}
+    for dialogue, seat in zip(found.dialogues, found.seats(policy.tokens), strict=True):
+        games.setdefault(dialogue, []).append(seat)
+    nats = likelihood(policy, [*games.values()], rng)
+    assert nats is not None, "no human message"
+    return perplexity(nats)
+
+
+# --- Control ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Controlled:
+    """A message that was generated for an intent. `stated`: the speaker's share that its words name; None if none."""
+
+    dialogue: str
+    human: str  # what a person said there
+    intent: Intent
+    message: str
+    stated: Triple | None
+
+
+def controlled(
+    policy: Policy, arm: str, views: Sequence[HumanView], intents: Mapping[int, Sequence[Intent]], env: Any, *,
+    swap: bool, most: int, context: int, rng: np.random.Generator, top_p: float = 0.9, limit: int = 32,
+) -> list[Controlled]:  # fmt: skip
+    """Generates one message at each of `most` places where people spoke, under the annotated intent, or (`swap`) under
+    another complementary pair of claims, drawn at random."""
+    places = [
+        (view, reply)
+        for view in views
+        if view.index in intents
+        for reply in range(len(intents[view.index]) - 1)  # the last is the proposal
+    ]
+    drawn = [places[i] for i in rng.permutation(len(places))[:most]]
+    streams, wanted = [], []
+    for view, reply in drawn:
+        own = [*intents[view.index]]
+        if swap:
+            others = [c for c in allocations(view.counts) if any(c) and c not in (view.counts, own[reply].own)]
+            claim = others[rng.integers(len(others))]
+            own[reply] = Intent(claim, rest(claim, view.counts))
+        streams.append(_up_to_reply(grounded(replay(view, env), arm, own), policy.tokens, reply))
+        wanted.append(own[reply])
+    engine = Engine(policy, AT_ONCE, context)
+    found = []
+    for start in range(0, len(streams), AT_ONCE):
+        group = streams[start : start + AT_ONCE]
+        slots = [engine.allocate() for _ in group]
+        engine.read(slots, [stream[:-1] for stream in group])
+        last, limits = [stream[-1] for stream in group], [limit] * len(group)
+        texts = draw_messages(engine, slots, last, limits, temperature=1.0, top_p=top_p, rng=rng)
+        for slot in slots:
+            engine.free(slot)
+        for (view, reply), intent, (ids, _) in zip(drawn[start:], wanted[start:], texts, strict=False):
+            message = words_of(ids, engine)
+            human = [text for who, text in view.turns if who == "YOU" and text is not None][reply]
+            stated = certain_split(message, view.counts) if message else None
+            found.append(Controlled(view.dialogue, human, intent, message, stated))
+    return found
+
+
+def _up_to_reply(steps: corpus.Steps, tokens: Tokens, reply: int) -> list[int]:
+    """The stream up to the cue of the player's `reply`-th reply."""
+    view = View(tokens)
+    for number, step in enumerate(steps):
+        if step[0] == "observe":
+            view.observe(step[1], step[2], number)
+        elif step[0] == "tell":
+            view.tell(step[1])
+        else:
+            view.cue()
+            if not reply:
+                return view.stream.tokens
+            reply -= 1
+            view.reply(tokens.encode(step[1]), Kind.SPEECH)
+    raise AssertionError("no such reply")
+
+
+# --- Nonsense ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """A human message in its dialogue: the speaker's stream up to the cue, and what corruptions may use."""
+
+    stream: list[int]
+    message: str
+    counts: Triple
+    before: tuple[str, ...]
+
+
+def spoken(views: Sequence[HumanView], tokens: Tokens, env: Any, most: int, rng: np.random.Generator) -> list[Spoken]:
+    """Draws `most` human messages of YOU."""
+    found: list[Spoken] = []
+    for i in rng.permutation(len(views)).tolist():
+        if len(found) >= most:
+            break
+        try:
+            steps = replay(views[i], env)
+        except NotReplayable:
+            continue
+        replies = [step[1] for step in steps if step[0] == "reply" and step[1].startswith(MESSAGE)]
+        own = [text for who, text in views[i].turns if who == "YOU" and text is not None]
+        for number in range(len(replies)):
+            stream = _up_to_reply([*steps], tokens, number)
+            found.append(Spoken(stream, own[number], views[i].counts, tuple(own[:number])))
+    return found[:most]
+
+
+def spoiled(
+    messages: Sequence[Spoken], kind: str, strangers: Sequence[str], model: Bigrams, rng: np.random.Generator
+) -> list[tuple[Spoken, str]]:
+    """Those messages that this kind of corruption changes, with what it makes of them."""
+    found = []
+    for each in messages:
+        worse = KINDS[kind](each.message, Place(each.counts, each.before, strangers, model), rng)
+        if worse is not None:
+            found.append((each, worse))
+    return found
+
+
+def rows_of(messages: Sequence[tuple[Spoken, str]], tokens: Tokens) -> list[Said]:
+    """Each message in its dialogue, as `nonsense.features` reads it."""
+    ids = [tokens.encode(said(text)) for _, text in messages]
+    return [([*each.stream, *own], len(own)) for (each, _), own in zip(messages, ids, strict=True)]
+
+
+def read_messages(policy: Policy, messages: Sequence[tuple[Spoken, str]]) -> Any:
+    """Features (N, F) of these messages."""
+    return features(policy, rows_of(messages, policy.tokens))

@@ -1,0 +1,88 @@
+"""What a message is grounded in, as a model reads it: the player's own values, its intent, both or neither.
+
+An intent is a pair of claims, what the player means to claim and what it expects of its partner. It stands before each
+of the player's own replies, where only this player reads it (`View.tell`). Without the state, the values in the
+opening are written as 0; the pool stays, since both players and the rules know it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from envs.core import END
+from envs.dond.replies import MESSAGE, PROPOSE
+from envs.dond.rules import Triple
+from envs.dond.texts import prompt_with
+from envs.human_dond import Step
+from marl.model.tokens import Tokens, View
+from marl.pretraining.corpus import Steps
+from marl.types import Kind
+
+ARMS = ("none", "state", "intent", "both")
+HIDDEN: Triple = (0, 0, 0)  # stands for values that a model is not to know
+AGREE = "deal"  # the words of the injected end
+
+
+class Intent(NamedTuple):
+    """Both players' claims, from the side of who means them; they need not fit together."""
+
+    own: Triple
+    partner: Triple
+
+    def renamed(self, order: Triple) -> Intent:
+        """The same intent with its items renamed as in `human_dond.permuted`."""
+        own, partner = ((each[order[0]], each[order[1]], each[order[2]]) for each in self)
+        return Intent(own, partner)
+
+
+def intent_text(intent: Intent) -> str:
+    """The line by which a model is told its intent."""
+    own, partner = (" ".join(map(str, each)) for each in intent)
+    return f"me {own} you {partner}\n"
+
+
+def check_arm(arm: str) -> None:
+    """Raises AssertionError for an arm that is none of ARMS."""
+    assert arm in ARMS, (arm, ARMS)
+
+
+def opening_of(text: str, arm: str) -> str:
+    """A first observation as this arm reads it."""
+    check_arm(arm)
+    return prompt_with(text, HIDDEN) if arm in ("none", "intent") else text
+
+
+def grounded(steps: Sequence[Step], arm: str, intents: Sequence[Intent]) -> Steps:
+    """What a view reads and replies in this arm. `intents`: one for each of its replies, where the arm has any."""
+    found: Steps = []
+    replies = 0
+    for number, step in enumerate(steps):
+        if step[0] == "reply":
+            if arm in ("intent", "both"):
+                found.append(("tell", intent_text(intents[replies])))
+            replies += 1
+            found.append(step)
+        else:
+            found.append(("observe", opening_of(step[1], arm) if number == 0 else step[1], step[2]))
+    assert arm in ("none", "state") or replies == len(intents), (replies, intents)
+    return found
+
+
+def up_to_claim(steps: Sequence[Step], tokens: Tokens) -> list[int]:
+    """A player's stream up to the cue of its proposal."""
+    view = View(tokens)
+    for number, step in enumerate(steps):
+        if step[0] == "observe":
+            view.observe(step[1], step[2], number)
+            continue
+        view.cue()
+        if step[1].startswith(PROPOSE):
+            return view.stream.tokens
+        view.reply(tokens.encode(step[1]), Kind.SPEECH)
+    raise AssertionError("no proposal in these steps")
+
+
+def said(words: str) -> str:
+    """The reply that says these words."""
+    return f"{MESSAGE} {words} {END}"

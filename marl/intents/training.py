@@ -1,0 +1,170 @@
+"""Trains the models that intents need on human dialogues, each once, and keeps them.
+
+The action model learns from the truthful views alone (`truthful.unfaithful`). Dialogue models start from its weights
+and learn from the same dialogues under what each message is grounded in (`streams.ARMS`).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from envs.dond.rules import Triple
+from envs.human_dond import HumanView, Split, Step
+from marl.common.errors import UserError
+from marl.common.files import canonical, read_json, write_json
+from marl.intents.annotate import annotate
+from marl.intents.claims import ClaimReader
+from marl.intents.streams import Intent, grounded
+from marl.intents.truthful import unfaithful
+from marl.model.optim import MuonAndAdamW
+from marl.model.policy import Policy, dropout, tiny_lm
+from marl.model.tokens import Tokens, train_tokenizer
+from marl.pretraining import corpus
+from marl.pretraining.config import BaseConfig, ModelConfig
+from marl.pretraining.fit import fit
+from marl.rollout.games import env_maker, game_module
+from marl.storage.checkpoint import load_policy, make_once, read_card, save_policy
+
+CONTEXT = 512  # tokens of a human dialogue's stream at most
+FORMAT = 1  # raise it when the same settings make other models
+
+Progress = Callable[[str, int, int], None]  # what is trained, steps taken, all steps
+
+
+def kept_policy(
+    folder: Path, made_of: Mapping[str, Any], make: Callable[[], tuple[Policy, Mapping[str, float]]],
+    device: torch.device | str = "cpu", report: Callable[[str], None] = print,
+) -> Policy:  # fmt: skip
+    """The policy of these settings, from `folder`, or made and kept there."""
+    about = {"format": FORMAT, **made_of}
+
+    def save() -> None:
+        policy, figures = make()
+        save_policy(folder, policy, {"made_of": about, "figures": dict(figures), "game": "dond"})
+
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        make_once(folder, save, report)
+    if canonical(read_card(folder).get("made_of")) != canonical(about):
+        raise UserError(f"{folder} holds a model made of other settings (see its policy.json). Remove it")
+    return load_policy(folder, device)
+
+
+def action_model(
+    model: ModelConfig, base: BaseConfig, env: Mapping[str, Any], data: str, folder: Path, *,
+    device: torch.device | str = "cpu", progress: Progress = lambda what, done, total: None,
+    report: Callable[[str], None] = print,
+) -> Policy:  # fmt: skip
+    """The model whose claims are read as intents: trained as `base=human`, on truthful views only."""
+
+    def make() -> tuple[Policy, Mapping[str, float]]:
+        games = corpus.variants(env, base.vary)
+        found = corpus.recorded(data, "train", games, base, refuse=unfaithful)
+        left_out = ", ".join(f"{count} {why}" for why, count in found.left_out.items())
+        report(f"truthful views: {len(found.steps)} of {len(set(found.dialogues))} dialogues; left out: {left_out}")
+        whole = replace(base, keep="all", human_games=0, deals_only=False)
+        texts = corpus.recorded(data, "train", games, whole).texts
+        tokens = Tokens(train_tokenizer(texts, game_module("dond").COMPACT_TOKENS, model.vocab_size))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(base.seed)
+            policy = Policy(tiny_lm(tokens.size, **model.shape(), generator_seed=base.seed), tokens).to(device)
+        learn(policy, base, env, data, len(found.steps), lambda d, n: progress("action model", d, n), refuse=unfaithful)
+        return policy, {"views": len(found.steps)}
+
+    about = {
+        "env": unvaried(env, base),
+        "model": model.made_of(),
+        "base": asdict(base),
+        "data": corpus.data_files(data),
+    }
+    return kept_policy(folder, {"kind": "action", **about}, make, device, report)
+
+
+def annotated(
+    action: Policy, base: BaseConfig, env: Mapping[str, Any], data: str, split: Split, path: Path
+) -> tuple[list[HumanView], dict[int, list[Intent]]]:
+    """The views of a split that can be annotated, and their intents, which are kept in `path`.
+
+    Of the training split those that `base` learns from.
+    """
+    seen: list[HumanView] = []
+
+    def add(view: HumanView, order: Triple, steps: list[Step]) -> corpus.Steps:
+        seen.append(view)
+        return [*steps]
+
+    make_env = env_maker(env)
+    corpus.recorded(data, split, [make_env], base, add=add)
+    if not path.exists():
+        found = annotate(seen, ClaimReader(action, CONTEXT), make_env())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, {str(index): own for index, own in found.items()})
+    kept = read_json(path)
+    intents = {int(i): [Intent(tuple(own), tuple(other)) for own, other in each] for i, each in kept.items()}
+    return [view for view in seen if view.index in intents], intents
+
+
+def dialogue_model(
+    arm: str, start: Policy, start_digest: str, intents: Mapping[int, Sequence[Intent]], base: BaseConfig,
+    env: Mapping[str, Any], data: str, folder: Path, *, device: torch.device | str = "cpu",
+    progress: Progress = lambda what, done, total: None, report: Callable[[str], None] = print,
+) -> Policy:  # fmt: skip
+    """A model of messages under what `arm` grounds them in, trained on from a copy of `start`.
+
+    `intents`: those of the training split (`annotate`). All arms learn from the views that have some.
+    """
+
+    def make() -> tuple[Policy, Mapping[str, float]]:
+        policy = copy.deepcopy(start)
+        ways = in_arm(arm, intents)
+        views = len(corpus.recorded(data, "train", corpus.variants(env, base.vary), base, **ways).steps)
+        learn(policy, base, env, data, views, lambda d, n: progress(f"dialogue model, {arm}", d, n), **ways)
+        return policy, {"views": views}
+
+    about = {
+        "env": unvaried(env, base),
+        "arm": arm,
+        "start": start_digest,
+        "base": asdict(base),
+        "data": corpus.data_files(data),
+    }
+    return kept_policy(folder, {"kind": "dialogue", **about}, make, device, report)
+
+
+def in_arm(arm: str, intents: Mapping[int, Sequence[Intent]]) -> dict[str, Any]:
+    """How `corpus.recorded` is to show human dialogues to a model of this arm."""
+
+    def add(view: HumanView, order: Triple, steps: list[Step]) -> corpus.Steps:
+        return grounded(steps, arm, [intent.renamed(order) for intent in intents[view.index]])
+
+    return {"refuse": lambda view: "" if view.index in intents else "no intent", "add": add}
+
+
+def learned_from(base: BaseConfig, env: Mapping[str, Any], data: str) -> dict[str, Any]:
+    """What decides a training on human dialogues."""
+    return {"env": unvaried(env, base), "base": asdict(base), "data": corpus.data_files(data)}
+
+
+def unvaried(env: Mapping[str, Any], base: BaseConfig) -> dict[str, Any]:
+    """The settings of the game that `base.vary` leaves to `env`."""
+    return {name: value for name, value in env.items() if name not in base.vary}
+
+
+def learn(
+    policy: Policy, base: BaseConfig, env: Mapping[str, Any], data: str, views: int,
+    progress: Callable[[int, int], None], **ways: Any,
+) -> None:  # fmt: skip
+    """Trains on human dialogues for `base.epochs` passes of so many `views`. `ways`: see `corpus.recorded`."""
+    steps = base.epochs * math.ceil(views / base.rows)
+    draw = corpus.human_epochs(data, corpus.variants(env, base.vary), policy.tokens, base, **ways)
+    generator = torch.Generator().manual_seed(base.seed)
+    with dropout(policy, base.dropout, generator):
+        optimizer = MuonAndAdamW(policy, base.learning_rate, base.weight_decay)
+        fit(policy, draw, steps, base, base.losses(), optimizer, lambda done: progress(done, steps))

@@ -1,0 +1,118 @@
+"""Players with `+cicero` from the command line, and the study that makes them, on scripted dialogues."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments import evaluate
+from experiments.setup.players import check_players, model_player, more_slots, played_as
+from experiments.studies import intents
+from marl.agents.model import PlayConfig
+from marl.common.errors import UserError
+from marl.common.files import csv_rows, write_json
+from marl.intents.agent import ACTION, DIALOGUE, PARTS, CiceroAgent, CiceroConfig, Parts
+from marl.planning.planner import PlannerConfig
+from marl.rollout.cast import Seats
+from marl.rollout.games import env_maker
+from marl.storage.checkpoint import save_policy
+from tests.composing import configure
+from tests.marl.planners import negotiator
+
+ENV = {"game": "dond", "style": "compact", "objective": 0.0}
+WEAK = ("cicero.nonsense=0", "cicero.candidates=2", "cicero.draws=3", "cicero.plan.iterations=3")
+
+
+@pytest.fixture(scope="module")
+def player(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder as the study writes it, of a small model without an ensemble."""
+    folder = tmp_path_factory.mktemp("runs") / "intents-both-s0"
+    for name in (ACTION, DIALOGUE):
+        save_policy(folder / name, negotiator(), {"game": "dond", "made_of": {"env": {"style": "compact"}}})
+    write_json(folder / PARTS, {"arm": "both"})
+    return f"{folder}+cicero"
+
+
+def test_evaluation_and_transcripts(player: str, tmp_path: Path) -> None:
+    small = ("games=4", "concurrency=4", "progress=false", "threads=1", "model.context=1024", "env.max_entries=6")
+    evaluate.main(configure("evaluate", f"players=[{player},scripted]", f"out={tmp_path}", *small, *WEAK))
+    episodes = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
+    own = [t for e in episodes for t in e["turns"] if e["players"][t["agent"]] == "intents-both-s0+cicero"]
+    assert own and all(t["thoughts"].startswith("intent: ") for t in own)
+
+
+def test_a_seat_of_a_cast(player: str) -> None:
+    cast = {"negotiator": Seats("learner", partner=player, partners=1.0)}
+    check_players(cast, "dond", env_maker(ENV)())
+    about = played_as(cast, PlayConfig())
+    assert about["cicero"]["settings"]["draws"] == 10 and player in about["cicero"]["models"]
+    assert more_slots(player) > more_slots("base+plan") > more_slots("base") == 0
+
+
+def test_the_opponent_of_a_command(player: str) -> None:
+    limits, how = PlayConfig(games=2, concurrency=2), CiceroConfig(nonsense=0.0)
+    made = model_player(player, "c", negotiator(), limits, 2, 1.0, PlannerConfig(), how, "dond", "compact")
+    assert isinstance(made, CiceroAgent) and made.style == "compact"
+
+
+@pytest.mark.parametrize(
+    ("name", "game", "error"),
+    [
+        ("base+cicero", "dond", r"base has no intents; name a folder that experiments\.studies\.intents wrote"),
+        ("nowhere+cicero", "dond", "nowhere has no intents"),
+        ("base+cicero", "among_us", r"env\.game=among_us has no intents; leave out \+cicero"),
+    ],
+)
+def test_bad_players(name: str, game: str, error: str) -> None:
+    role, env = ("negotiator", ENV) if game == "dond" else ("crewmate", {"game": "among_us"})
+    cast = {role: Seats(name)} | ({"imposter": Seats("careful")} if game == "among_us" else {})
+    with pytest.raises(UserError, match=error):
+        check_players(cast, game, env_maker(env)())
+
+
+def test_a_folder_without_an_arm(player: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no intents were trained here"):
+        Parts.load(tmp_path, "cpu")
+    write_json(tmp_path / PARTS, {"arm": "some"})
+    with pytest.raises(UserError, match="arm=some must be one of none, state, intent, both"):
+        Parts.load(tmp_path, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("setting", "error"),
+    [
+        ("split=train", "split=train: must be val or test"),
+        ("arms=[none]", r"arms=\['none'\]: games need the arms state and both"),
+        ("arms=[some,state,both]", "arms: some must be one of none, state, intent, both"),
+        ("games=0", "games=0"),
+        ("cicero.plan.opponents=all", r"cicero\.plan\.opponents=all: must be one of exact, sampled, coshar"),
+        ("cicero.candidates=20", r"cicero\.candidates=20: must be at least 1, and at most"),
+    ],
+)
+def test_bad_settings_of_the_study(setting: str, error: str, tmp_path: Path) -> None:
+    with pytest.raises((UserError, SystemExit), match=error):
+        intents.main(configure("intents", setting, f"runs={tmp_path}", "progress=false"))
+
+
+@pytest.mark.slow
+def test_the_study_goes_from_dialogues_to_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Scripted dialogues stand in, and are called so. The second call only tabulates."""
+    small = (
+        f"runs={tmp_path}", "progress=false", "threads=1", "device=cpu", "env.max_entries=6", "scripted_games=120",
+        "base.epochs=2", "epochs=1", "model.hidden_size=32", "model.layers=1", "model.intermediate_size=64",
+        "control=20", "nonsense={train: 60, val: 40, test: 40}", "games=2", "concurrency=2", "cicero.draws=3",
+        "cicero.candidates=2", "cicero.nonsense=0.3", "cicero.plan.iterations=3", f"publish={tmp_path}/out",
+    )  # fmt: skip
+    intents.main(configure("intents", *small))
+    assert "scripted dialogues stand in for people's" in capsys.readouterr().out
+    first = (tmp_path / "out" / "table.csv").read_text()
+    rows = csv_rows(tmp_path / "out" / "table.csv")
+    metrics = {row["metric"] for row in rows}
+    assert {"intent/correspondence", "intent/stated", "filter/false", "game/score", "game/agreement"} <= metrics
+    assert {r["arm"] for r in rows if r["metric"] == "drift/human_perplexity"} >= {"none", "state", "intent", "both"}
+    assert {"no intents", "intents", "all", "people"} <= {r["arm"] for r in rows if r["metric"] == "game/score"}
+    assert (tmp_path / "out" / "figure.svg").is_file() and (tmp_path / "intents-both-s0" / PARTS).is_file()
+    intents.main(configure("intents", *small))
+    assert (tmp_path / "out" / "table.csv").read_text() == first
