@@ -54,7 +54,10 @@ def main(cfg: DictConfig) -> list[float]:
         took = time.monotonic() - began
     seconds = [second for robot in robots for second in robot.seconds]
     half, late = np.quantile(seconds, [0.5, 0.95])
-    say(f"Programs played {cfg.plays} games of {study.name} as {cfg.people} people in {took:.0f} s.")
+    say(
+        f"Programs played {cfg.plays} games of {study.name} as {cfg.people} people in {took:.1f} s, "
+        f"{engine.thinking:.1f} s of which their opponents took."
+    )
     say(f"A reply took {half:.2f} s in the middle, {late:.2f} s at the 95th percentile.")
     if cfg.people == 1:
         say(f"Of each reply, {max(0.0, robots[0].waited - engine.thinking) / len(seconds):.3f} s went to the page.")

@@ -232,7 +232,10 @@ class Site:
     def shown(self, template: str, sight: Sight, why: str = "") -> Response:
         """A game, or its table alone."""
         ending = self._study.ending(sight) if self._study else {}
-        return self.html(template, 400 if why else 200, sight=sight, table=table_view(sight), why=why, ending=ending)
+        rules = sight.number == 0 and self._study is not None and self._study.begins(sight)
+        return self.html(
+            template, 400 if why else 200, sight=sight, table=table_view(sight), why=why, ending=ending, rules=rules
+        )
 
     async def play(self, request: Request, person: str) -> Response:
         return self.shown("play.html", await self.news(request, person, None, 0.3))
