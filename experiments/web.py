@@ -38,7 +38,7 @@ def main(cfg: DictConfig) -> None:
     check_writable(folder_of(cfg), "out")
     listening = listen(cfg.host, cfg.port)
     try:
-        app, shut = site(cfg)
+        app, shut, _ = site(cfg)
         try:
             shown = "127.0.0.1" if cfg.host in ("0.0.0.0", "::") else cfg.host
             say(f"http://{shown}:{listening.getsockname()[1]} (Ctrl-C stops it; open games go on at the next start)")
@@ -102,8 +102,8 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def site(cfg: DictConfig) -> tuple[Any, Any]:
-    """Returns the application and what shuts it."""
+def site(cfg: DictConfig) -> tuple[Any, Any, Any]:
+    """Returns the application, what shuts it, and the engine that plays the games."""
     try:
         from experiments.webapp.pages import Site
     except ImportError as error:
@@ -143,7 +143,7 @@ def site(cfg: DictConfig) -> tuple[Any, Any]:
         engine.shut()
         store.close()
 
-    return pages.app(), shut
+    return pages.app(), shut, engine
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 from experiments import web
 from experiments.launch.command import command
 from experiments.launch.terminal import say
+from experiments.webapp.engine import Engine
 from experiments.webapp.robot import Robot
 from experiments.webapp.study import Study, read_study
 from marl.agents.base import Player
@@ -44,7 +45,7 @@ def main(cfg: DictConfig) -> list[float]:
     counts = [each if n < cfg.people - 1 else cfg.plays - each * (cfg.people - 1) for n in range(cfg.people)]
     if min(counts) < 1:
         raise UserError(f"people={cfg.people}: would have no game each. Give fewer people, or more games.")
-    with serving(cfg) as address:
+    with serving(cfg) as (address, engine):
         began = time.monotonic()
         robots = [join(address, study, cfg, number) for number in range(cfg.people)]  # in order: parts are assigned
         with ThreadPoolExecutor(cfg.people) as pool:
@@ -53,8 +54,13 @@ def main(cfg: DictConfig) -> list[float]:
         took = time.monotonic() - began
     seconds = [second for robot in robots for second in robot.seconds]
     half, late = np.quantile(seconds, [0.5, 0.95])
-    say(f"Programs played {cfg.plays} games of {study.name} as {cfg.people} people in {took:.0f} s.")
+    say(
+        f"Programs played {cfg.plays} games of {study.name} as {cfg.people} people in {took:.1f} s, "
+        f"{engine.thinking:.1f} s of which their opponents took."
+    )
     say(f"A reply took {half:.2f} s in the middle, {late:.2f} s at the 95th percentile.")
+    if cfg.people == 1:
+        say(f"Of each reply, {max(0.0, robots[0].waited - engine.thinking) / len(seconds):.3f} s went to the page.")
     say(f"Tables: python -m experiments.web_export protocol={cfg.protocol} simulated=true")
     return seconds
 
@@ -91,19 +97,19 @@ def play_all(robot: Robot, count: int) -> None:
 
 
 @contextmanager
-def serving(cfg: DictConfig) -> Iterator[str]:
-    """Serves the study in a thread of this process. Returns its address."""
+def serving(cfg: DictConfig) -> Iterator[tuple[str, Engine]]:
+    """Serves the study in a thread of this process. Returns its address, and the engine that plays its games."""
     try:
         import uvicorn
     except ImportError as error:
         raise UserError("The web page needs uvicorn and starlette. Install them: pip install -e '.[web]'") from error
     listening = web.listen("127.0.0.1", cfg.port)
-    app, shut = web.site(cfg)
+    app, shut, engine = web.site(cfg)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", engine
     finally:
         server.should_exit = True
         thread.join(timeout=30)

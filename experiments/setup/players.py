@@ -53,15 +53,22 @@ def in_runs(name: str, runs: str) -> str:
 
 
 def run_of(name: str) -> Path:
-    """Returns the folder of a player's run: RUN for RUN and for RUN/rival."""
-    return policy_folder(name).parent
+    """Returns the folder of a player's run: RUN for RUN, RUN/rival and RUN/pool/learner-000008, a past self."""
+    return run_around(policy_folder(name))
+
+
+def run_around(policy: Path) -> Path:
+    """Returns the folder of the run that a policy's folder lies in."""
+    above = policy.parent
+    return above.parent if above.name == "pool" and (above.parent / CONFIG).is_file() else above
 
 
 def called_in_games(name: str) -> str:
     """Returns a run's player's name in episodes: its folder's, or RUN/rival for a second learner, which is thus never
-    taken for the `rival` that learns now."""
+    taken for the `rival` that learns now, or RUN/pool/learner-000008 for a past self."""
     path = Path(name)
-    return f"{path.parent.name}/{path.name}" if policy_folder(name) == Path(bare(name)) else path.name
+    run = run_of(name)
+    return str(path.relative_to(run.parent)) if policy_folder(name) == Path(bare(name)) else path.name
 
 
 def one_run(runs: str | Path, pattern: str, setting: str) -> Path:
@@ -182,8 +189,9 @@ def style_of(folder: Path, env: Mapping[str, Any]) -> str | None:
     None if neither says it, or the game has no styles. UserError for a style that the game doesn't have.
     """
     found: Any = read_card(folder)
-    if not found.get("made_of") and (folder.parent / CONFIG).is_file():
-        found = {"made_of": run_settings(folder.parent)}
+    run = run_around(folder)
+    if not found.get("made_of") and (run / CONFIG).is_file():
+        found = {"made_of": run_settings(run)}
     for key in ("made_of", "env", "style"):
         found = found.get(key) if isinstance(found, dict) else None
     if found is None or "style" not in env:

@@ -147,6 +147,7 @@ class Engine:
         self._commands: queue.Queue[tuple[Future[Any], Callable[[], Any]] | None] = queue.Queue()
         self._next = 0
         self._stopped = False
+        self.thinking = 0.0  # seconds that opponents took for their replies, in all
         self.resumed = threading.Event()
 
     # --- What pages call ------------------------------------------------------------------------------------------
@@ -339,6 +340,7 @@ class Engine:
             self._close(play)
 
     def _ask(self, agent: Agent, requests: Sequence[Request]) -> None:
+        began = time.monotonic()
         try:
             replies = agent.act(requests)
         except Exception:  # of a model: its games end, all others go on
@@ -346,6 +348,7 @@ class Engine:
             for play in [play for play in self._plays.values() if play.opponent is agent]:
                 self._fail(play, "The opponent failed, and the game cannot go on. This is not your fault.")
             return
+        self.thinking += time.monotonic() - began
         for reply in replies:
             play = self._plays[reply.key[0]]
             play.owed.discard(reply.key[1])

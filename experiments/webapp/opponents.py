@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,16 @@ ROLES = {"dond": (), "among_us": ("crewmate", "imposter")}
 SCRIPTS = {"dond": ("scripted", "random"), "among_us": ("careful", "random")}
 
 
+class Kind(IntEnum):
+    """Kinds of opponents, in the order in which the page offers them."""
+
+    SCRIPT, ENDPOINT, RUN, BASE = range(4)
+
+    @property
+    def label(self) -> str:
+        return ("Scripted players", "Behind an endpoint", "Finished runs", "Bases, before reinforcement learning")[self]
+
+
 @dataclass(frozen=True)
 class Opponent:
     """Somebody to play against, as the page offers it."""
@@ -63,6 +74,12 @@ class Opponent:
     label: str
     env: Mapping[str, Any]  # the game's settings in which it plays
     model: bool = False  # a language model here, which can plan
+
+    @property
+    def kind(self) -> Kind:
+        if not self.model:
+            return Kind.ENDPOINT if self.name == CHAT else Kind.SCRIPT
+        return Kind.BASE if self.name.startswith("bases/") else Kind.RUN
 
 
 @dataclass(frozen=True)

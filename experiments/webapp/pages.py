@@ -23,7 +23,7 @@ from experiments.webapp.forms import Refused, done, form_of
 from experiments.webapp.opponents import Opponents
 from experiments.webapp.roster import Roster
 from experiments.webapp.session import COOKIE, Rate, Sessions, host_is_fine, origin_is_fine
-from experiments.webapp.store import Store, new_record
+from experiments.webapp.store import Record, Store, new_record
 from experiments.webapp.study_pages import StudyPages
 from experiments.webapp.table import LONGEST, reply_of, table_view
 from marl.common.errors import UserError
@@ -31,7 +31,7 @@ from marl.report.html import TEMPLATES, templates
 
 WAIT = 20.0  # seconds that a page waits for news in one request
 SHOWN = 100  # recorded games on a page
-OBJECTIVES = {"own": "as it plays", "1": "cooperative", "0": "semi-competitive", "-1": "strictly competitive"}
+OBJECTIVES = {"own": "the opponent's own", "1": "cooperative", "0": "semi-competitive", "-1": "strictly competitive"}
 SEATS = {"dond": ("any", "player_0", "player_1"), "among_us": ("any", "crewmate", "imposter")}
 GAMES = {"dond": "Deal or No Deal", "among_us": "Among Us"}
 HEADERS = {
@@ -121,7 +121,12 @@ class Site:
                 if fresh is not None:
                     set_cookie(response, fresh)
             except Refused as refused:
-                response = PlainTextResponse(f"{refused}\n", refused.status)
+                plain = refused.status not in (404, 429) or "x-script" in request.headers
+                response = (
+                    PlainTextResponse(f"{refused}\n", refused.status)
+                    if plain
+                    else self.html("error.html", refused.status, why=str(refused))
+                )
             except UserError as error:
                 response = self.html("error.html", 400, why=str(error))
             for name, value in HEADERS.items():
@@ -164,7 +169,9 @@ class Site:
         return Response(found[0], media_type=found[1], headers={**HEADERS, "Cache-Control": "max-age=60"})
 
     async def missing(self, request: Request, error: Exception) -> Response:
-        return PlainTextResponse("There is no such page.\n", 404, headers=HEADERS)
+        response = self.html("error.html", 404, why="There is no such page.")
+        response.headers.update(HEADERS)
+        return response
 
     def html(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
         return HTMLResponse(self._templates.get_template(template).render(**values), status)
@@ -176,7 +183,19 @@ class Site:
     async def choose(self, request: Request, person: str) -> Response:
         offered = await run_in_threadpool(self.opponents.offered)
         mine = await run_in_threadpool(self.store.games_of, person)
-        return self.html("choose.html", offered=offered, seats=SEATS, objectives=OBJECTIVES, mine=mine)
+        ended = await run_in_threadpool(lambda: [(game, self.ended(game)) for game in mine])
+        return self.html("choose.html", offered=offered, seats=SEATS, objectives=OBJECTIVES, mine=ended)
+
+    def ended(self, game: Record) -> str:
+        """How a game ended for its person, in a few words."""
+        if game.state != "over":
+            return {"open": "goes on", "stopped": "stopped"}[game.state]
+        result = self.store.result(game.id)
+        if "deal" in result:
+            return f"{'deal' if result['deal'] else 'no deal'}, score {result['score']:g}"
+        if not result.get("winner"):
+            return "over"
+        return "won" if result["score"] else "lost"
 
     async def begin(self, request: Request, person: str) -> Response:
         form = await form_of(request)
@@ -213,7 +232,10 @@ class Site:
     def shown(self, template: str, sight: Sight, why: str = "") -> Response:
         """A game, or its table alone."""
         ending = self._study.ending(sight) if self._study else {}
-        return self.html(template, 400 if why else 200, sight=sight, table=table_view(sight), why=why, ending=ending)
+        rules = sight.number == 0 and self._study is not None and self._study.begins(sight)
+        return self.html(
+            template, 400 if why else 200, sight=sight, table=table_view(sight), why=why, ending=ending, rules=rules
+        )
 
     async def play(self, request: Request, person: str) -> Response:
         return self.shown("play.html", await self.news(request, person, None, 0.3))

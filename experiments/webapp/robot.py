@@ -77,6 +77,7 @@ class Robot:
         self.client = httpx2.Client(base_url=address, follow_redirects=True, timeout=PATIENCE)
         self.player, self.seed, self.token = player, seed, token
         self.seconds: list[float] = []  # from each reply to when the next is due
+        self.waited = 0.0  # for all pages of games
 
     def join(self, consent: int, answer: str | None = None) -> None:
         """Agrees to all statements and answers the screening question."""
@@ -89,6 +90,7 @@ class Robot:
 
     def play(self, number: int) -> bool:
         """Plays the next game. Returns false where there is none."""
+        before = time.monotonic()
         found = self._post("/study/next")
         if not found.url.path.startswith("/play/"):
             return False
@@ -114,6 +116,7 @@ class Robot:
                 page = GamePage(self._get(f"{address}/live").text)
             self.seconds.append(time.monotonic() - began)
             until = time.monotonic() + PATIENCE
+        self.waited += time.monotonic() - before
         return True
 
     def finish(self) -> None:

@@ -139,6 +139,10 @@ class StudyPages:
             if game.state == "open":
                 await done(self.engine.stop(game.game, "You stopped the game."))
 
+    def begins(self, sight: Sight) -> bool:
+        """Tells whether this is the person's first game: the rules are open in it."""
+        return len(self.roster.games(sight.person)) == 1
+
     def ending(self, sight: Sight) -> dict[str, Any]:
         """Text for a person at a game's end: points, pay, what went wrong, and how much is earned so far."""
         person = self.roster.person(sight.person)

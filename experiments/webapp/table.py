@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Any
 
-from envs.core import END
+from envs.among_us import events, reading
+from envs.among_us.state import DIRECTIONS
+from envs.core import END, Style
 from envs.dond.replies import MESSAGE, PROPOSE
 from envs.dond.rules import ITEMS
+from envs.dond.texts import parse_prompt
 from experiments.webapp.engine import Sight
 from marl.common.errors import UserError
 
@@ -15,34 +19,60 @@ LONGEST = 1000  # characters of a message
 DIGITS = re.compile(r"[0-9]{1,2}")
 PARTNER = re.compile(r"Partner: (.*)")
 SAYS = re.compile(r'(\w+) says: "(.*)"')
-ROOM = re.compile(r"You are in room \((\d+),(\d+)\)")
-GRID = re.compile(r"grid of rooms, (\d+) wide and (\d+) high")
-MOVES = {"go north": (0, -1), "go south": (0, 1), "go west": (-1, 0), "go east": (1, 0)}
+CLAIM = re.compile(r"\((\d+) books, (\d+) hats, (\d+) balls\)")
+POINTS = re.compile(r"a deal\. You get (\S+) points, your partner gets (\S+)\.")
+GOAL = re.compile(r"^Your goal: .*", re.M)
+WORDS = re.compile(r"messages? each of at most (\d+) words")
+MOVES = {f"go {name}": step for name, step in DIRECTIONS.items()}
+ORDER = ("do", "report", "kill", "wait", "skip")  # first words of choices; names of players to vote for come before
+HOW_TO = {
+    "dond": "Talk first. Then each of you claims a part of the pool, which the other does not see: if the two claims "
+    "add up to exactly the pool, it is a deal, otherwise both get 0 points.",
+    "crewmate": "Do your tasks, note who is where, and report bodies. In the discussion say what you saw, then vote.",
+    "imposter": "Kill crewmates where nobody else sees it. In the discussion seem to be a crewmate, then vote.",
+}
 
 View = dict[str, Any]
+BOARD: View = {  # what a board may have
+    **{"items": [], "goal": "", "sums": {}},
+    **{"rooms": [], "name": "", "role": "", "fellows": (), "choices": []},
+    **{"how": "", "result": ""},
+}
 
 
 def table_view(sight: Sight) -> View:
-    """The rules, what happened line by line, and the board."""
+    """The rules, what happened line by line, the board, and what can be done now."""
     seen = [text for kind, text in sight.entries if kind == "seen"]
-    rules, *_ = seen or [""]
+    rules, *news = seen or [""]
     lines: list[View] = []
     if sight.game == "among_us":  # the first text ends in what is seen at the start
         rules, _, now = rules.rstrip("\n").rpartition("\n")
         lines.append({"kind": "news", "who": "", "text": now})
+    board = dond_board(sight, rules, seen) if sight.game == "dond" else among_us_board(sight, rules, seen)
     first = True
     for kind, text in sight.entries:
         if kind == "seen" and first:
             first = False
         elif kind == "said":
-            lines.append(own_line(sight.game, text))
+            lines.append(own_line(sight.game, text, board.get("items", ())))
         elif kind == "note":
             lines.append({"kind": "note", "who": "", "text": text})
         else:
-            lines += [heard(line) for line in text.splitlines() if line.strip()]
-    board = dond_board(rules) if sight.game == "dond" else among_us_board(sight, rules, seen)
-    closed = sight.game == "dond" and any("partner has made a proposal" in text for text in seen[1:])  # no more talk
-    return {"rules": rules, "lines": lines, "board": board, "closed": closed}
+            for line in filter(str.strip, text.splitlines()):
+                lines.append(heard(line))
+                if lines[-1]["kind"] == "error" and len(lines) > 1:
+                    lines[-2]["refused"] = True  # the reply before it
+    words = WORDS.search(rules)
+    talked = any(line["kind"] in ("heard", "own") and not line.get("refused") for line in lines)
+    return {
+        "rules": rules,
+        "lines": lines,
+        "board": {**BOARD, **board},
+        "closed": any("partner has made a proposal" in text for text in news),  # no more talk
+        "proposes": PROPOSE in rules,  # else (format=structured) proposals are choices
+        "talked": talked,  # before that nobody may propose
+        "words": int(words[1]) if words else 0,
+    }
 
 
 def heard(line: str) -> View:
@@ -50,39 +80,89 @@ def heard(line: str) -> View:
         return {"kind": "heard", "who": "Partner", "text": found[1]}
     if found := SAYS.fullmatch(line):
         return {"kind": "heard", "who": found[1], "text": found[2]}
-    return {"kind": "news", "who": "", "text": line}
+    return {"kind": "error" if line.startswith("Error: ") else "news", "who": "", "text": line}
 
 
-def own_line(game: str, text: str) -> View:
-    text = text.partition(END)[0].strip()
-    if game == "dond" and text.startswith(PROPOSE):
-        return {"kind": "act", "who": "You claim", "text": text.removeprefix(PROPOSE).strip()}
-    return {"kind": "own", "who": "You", "text": text.removeprefix(MESSAGE).strip() if game == "dond" else text}
+def own_line(game: str, text: str, items: Any) -> View:
+    """What the player said, did or claimed."""
+    words, end, _ = text.partition(END)
+    words = words.strip()
+    if game == "dond" and (claim := CLAIM.fullmatch(words.removeprefix(PROPOSE).strip())):
+        counts = [int(count) for count in claim.groups()]
+        named = [f"{n} {item if n > 1 else item[:-1]}" for n, item in zip(counts, ITEMS, strict=True) if n]
+        worth = sum(n * value for n, (_, _, value) in zip(counts, items, strict=False))
+        return {"kind": "act", "who": "You claim", "text": f"{', '.join(named) or 'nothing'}, worth {worth} to you"}
+    if not end:  # one of the options
+        return {"kind": "act", "who": "You", "text": words}
+    return {"kind": "own", "who": "You", "text": words.removeprefix(MESSAGE).strip() if game == "dond" else words}
 
 
-def dond_board(rules: str) -> View:
-    """The pool and the player's own values, each (item, number)."""
-    pool = [re.search(rf"Pool:.*?(\d+) {item}", rules) for item in ITEMS]
-    own = [re.search(rf"Your values:.*?(\d+) per {item.removesuffix('s')}", rules) for item in ITEMS]
-    if not all(pool) or not all(own):
+def dond_board(sight: Sight, rules: str, seen: list[str]) -> View:
+    """The pool and the player's own values, each (item, number, value), the goal and, at the end, the points."""
+    try:
+        counts, own, objective = parse_prompt(rules)
+    except ValueError:
         return {}
-    rows = zip(ITEMS, pool, own, strict=True)
-    return {"items": [(item, int(count[1]), int(value[1])) for item, count, value in rows if count and value]}
+    goal = GOAL.search(rules)
+    board: View = {"items": list(zip(ITEMS, counts, own, strict=True)), "goal": goal[0] if goal else ""}
+    board["how"] = HOW_TO["dond"]
+    if sight.state == "over":
+        points = [float(n) for n in found.groups()] if (found := POINTS.search(seen[-1])) else [0.0, 0.0]
+        sums = {"Your points": points[0], "Your partner's points": points[1]}
+        if objective:
+            sums["Your score"] = points[0] + objective * points[1]
+        board |= {"result": "A deal" if found else "No deal", "sums": {name: f"{n:g}" for name, n in sums.items()}}
+    return board
 
 
 def among_us_board(sight: Sight, rules: str, seen: list[str]) -> View:
-    """The grid, the room in which the player last was, and the moves that lead from there."""
-    grid = GRID.search(rules)
-    found = [at for text in seen for at in ROOM.finditer(text)]
-    if not grid or not found:
+    """Name and role, and the grid: the room where the player last was, who and what it saw there, and ways out."""
+    try:
+        happened = [event for text in seen for event in reading.read(text, Style.NATURAL)]
+    except ValueError:
         return {}
-    width, height, x, y = int(grid[1]), int(grid[2]), int(found[-1][1]), int(found[-1][2])
-    moves = {(x + dx, y + dy): o for o, (dx, dy) in MOVES.items() if o in sight.options}
+    intro = next((event for event in happened if isinstance(event, events.Intro)), None)
+    looks = [event for event in happened if isinstance(event, events.Look)]
+    if intro is None or not looks:
+        return {}
+    tasks, room = Counter(intro.tasks), None
+    for event in happened:
+        if isinstance(event, events.Look):
+            room = event.room
+        elif isinstance(event, events.Done) and room is not None:
+            tasks[room] -= 1
+    look = looks[-1]
+    (x, y), here = look.room, [(name, "") for name in look.present]
+    here += [(name, "comes") for name, _ in look.entering] + [(name, "goes") for name, _ in look.leaving]
+    moves = {(x + dx, y + dy): option for option, (dx, dy) in MOVES.items() if option in sight.options}
     rooms = [
-        [{"name": f"{i},{j}", "here": (i, j) == (x, y), "move": moves.get((i, j))} for i in range(width)]
-        for j in range(height)
+        [
+            {
+                "name": f"{i},{j}",
+                "here": (i, j) == look.room,
+                "move": moves.get((i, j)),
+                "tasks": tasks[i, j],
+                "people": here if (i, j) == look.room else [],
+                "bodies": look.bodies if (i, j) == look.room else (),
+            }
+            for i in range(intro.width)
+        ]
+        for j in range(intro.height)
     ]
-    return {"rooms": rooms, "others": [o for o in sight.options if o not in MOVES]}
+    board: View = {"rooms": rooms, "name": intro.name, "role": intro.role.value, "fellows": intro.fellows}
+    board["how"] = HOW_TO[intro.role.value]
+    board["choices"] = sorted((option for option in sight.options if option not in MOVES), key=in_order)
+    over = next((event for event in happened if isinstance(event, events.Over)), None)
+    if sight.state == "over" and over is not None:
+        won = "You won" if over.winner == intro.role else "You lost"
+        board["result"] = "Nobody wins" if over.winner is None else won
+    return board
+
+
+def in_order(option: str) -> tuple[int, str]:
+    """Sorts choices: players to vote for by name, then what can be done."""
+    word = option.partition(" ")[0]
+    return (ORDER.index(word) if word in ORDER else -1), option
 
 
 def reply_of(sight: Sight, form: dict[str, str]) -> str:

@@ -35,6 +35,7 @@ class Recorded:
     messages: int
     words: str  # all messages, in small letters
     one: bool  # the only game of its file
+    began: str  # when a person began to play it, else empty
     deal: str  # what the players were dealt: equal for the same game
 
     @property
@@ -116,7 +117,8 @@ def _read(path: Path, run: str, changed: int, size: int) -> tuple[Recorded, ...]
                 Recorded(
                     run, path.name, number, int(t["seed"]), tuple(dict.fromkeys(map(str, t["players"].values()))),
                     deal or f"won by {outcome.get('winner') or 'nobody'}", str(outcome.get("how", "")), len(messages),
-                    "\n".join(messages).lower(), len(lines) <= 2, digest({"seed": t["seed"], "facts": t["facts"]}),
+                    "\n".join(messages).lower(), len(lines) <= 2, began(t),
+                    digest({"seed": t["seed"], "facts": t["facts"]}),
                 )
             )  # fmt: skip
         except FAULTS:
@@ -140,11 +142,17 @@ def recorded_game(runs: Path, run: str, file: str, line: int) -> dict[str, Any]:
         **view,
         "ways": ways,
         "names": sorted(held),
+        "began": began(transcript),
         "run": run,
         "file": file,
         "line": line,
         "last": len([x for x in lines if x]),
     }
+
+
+def began(transcript: dict[str, Any]) -> str:
+    """When a person began this game, in UTC to the minute; empty for games without people."""
+    return str((transcript.get("about") or {}).get("began", ""))[:16].replace("T", " ")
 
 
 def map_of(transcript: dict[str, Any]) -> dict[str, Any]:

@@ -46,17 +46,22 @@ class Reply(NamedTuple):
 
 @dataclass(frozen=True)
 class Deed:
-    """A kill or a report of a body. Killer, finder and victim by name; `room` is where the body lies."""
+    """A kill or a report of a body. Killer, finder and victim by name; `room` is where the body lies.
+
+    `witnesses`: living players who saw the kill, accomplices too.
+    """
 
     step: int
     act: Act
     who: str
     victim: str
     room: str
+    witnesses: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         done = "kills" if self.act is Act.KILL else "reports the body of"
-        return f"{self.who} {done} {self.victim} in {self.room}"
+        seen = f", seen by {', '.join(self.witnesses)}" if self.witnesses else ""
+        return f"{self.who} {done} {self.victim} in {self.room}{seen}"
 
 
 @dataclass
@@ -151,10 +156,11 @@ def story(facts: Mapping[str, Any], replies: Sequence[Reply]) -> list[Moves | Me
                 living.remove(action.target)
                 bodies[action.target] = room_name(rooms[who])
                 rooms[action.target] = rooms[who]
-                last.deeds.append(Deed(step, Act.KILL, who, action.target, bodies[action.target]))
-                for name in living:
-                    if name != who and rooms[name] == rooms[who] and name not in busy:
-                        seen[name].add(who)
+                there = (name for name in living if name != who and rooms[name] == rooms[who])
+                witnesses = tuple(name for name in there if name not in busy)
+                last.deeds.append(Deed(step, Act.KILL, who, action.target, bodies[action.target], witnesses))
+                for name in witnesses:
+                    seen[name].add(who)
             elif action.act is Act.REPORT:
                 last.deeds.append(Deed(step, Act.REPORT, who, action.target, bodies[action.target]))
         last.rooms[step] = {name: room for name, room in rooms.items() if name in living}

@@ -353,6 +353,9 @@ def read_card(folder: str | Path) -> dict[str, Any]:
 
 def started_from(folder: str | Path) -> str | None:
     """The folder of the base that a run's policy in `folder` started from; None for an untouched model."""
+    folder = Path(folder)
+    if folder.parent.name == "pool":  # a past self began where its run's policy did
+        folder = folder.parent.parent / "policy"
     base = read_card(folder).get("base", ...)
     if base is not None and not isinstance(base, str):
         raise UserError(f"{folder}: its policy.json does not say from which base it started. Name another run.")

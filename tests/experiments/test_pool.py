@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from experiments import train
+from experiments.setup.entrants import base_beside
+from experiments.setup.players import called_in_games, policy_folder, run_of, style_of
 from marl.common.files import read_json
 from marl.report.transcripts import read_episodes
 from marl.storage.checkpoint import newest_checkpoint, read_state
@@ -34,3 +36,7 @@ def test_a_run_against_past_selves_goes_on_as_if_never_stopped(bases: Path, tmp_
     for transcript in read_episodes(run / "episodes" / "trained.jsonl"):
         assert set(transcript["players"].values()) == {"trained"}
     assert read_json(run / "run.json")["figures"]["trained"]
+    past = str(run / "pool/learner-000002")  # as a player of another evaluation it reads what its run read
+    assert run_of(past) == run and called_in_games(past) == f"{run.name}/pool/learner-000002"
+    assert style_of(policy_folder(past), whole.env) == "compact"
+    assert base_beside(past) == base_beside(str(run)) is not None

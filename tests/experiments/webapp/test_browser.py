@@ -69,7 +69,10 @@ def test_a_whole_game_by_mouse(opened: Any, game: str, opponent: str, seat: str)
     assert "The game is over" in opened.locator(".log").inner_text()
     assert fits(opened)
     opened.get_by_role("link", name="Watch this game").click()
-    assert opened.locator(".recorded .turn").count() and fits(opened)
+    opened.wait_for_selector(".recorded .outcome")
+    assert fits(opened)
+    if game == "dond":  # of Among Us chance may leave out every discussion
+        assert opened.locator(".recorded .turn").count()
 
 
 def fits(page: Any) -> bool:

@@ -72,7 +72,7 @@ def studying(runs: Path, *settings: str) -> Iterator[Any]:
     """A server of the study in runs/small.yaml; makes browsers."""
     cfg = configure("web", f"runs={runs}", f"protocol={runs}/small.yaml", "device=cpu", "requests=100000", *settings)
     web.check(cfg)
-    app, shut = web.site(cfg)
+    app, shut, _ = web.site(cfg)
     try:
         yield lambda: TestClient(app, base_url="http://localhost:8700")
     finally:

@@ -46,7 +46,7 @@ def serving(runs: Path, *settings: str) -> Iterator[Callable[[], TestClient]]:
     """A server on these runs; makes browsers, each of a person of its own."""
     cfg = configure("web", f"runs={runs}", f"out={runs}/web", *QUICK, *settings)
     web.check(cfg)
-    app, shut = web.site(cfg)
+    app, shut, _ = web.site(cfg)
     try:
         yield lambda: TestClient(app, base_url="http://localhost:8700")
     finally:
@@ -169,8 +169,8 @@ def test_nothing_hidden_reaches_the_browser(tmp_path: Path) -> None:
 
 
 def strip_rules(text: str, heard: set[str]) -> str:
-    """The page without the rules and what was said, which may speak of values."""
-    text = re.sub(r"<pre>.*?</pre>", "", text, flags=re.S)
+    """The page without the rules, the goal and what was said, which may speak of values."""
+    text = re.sub(r'<pre>.*?</pre>|<p class="goal">.*?</p>', "", text, flags=re.S)
     for message in heard:
         text = text.replace(html.escape(message), "")
     return text

@@ -163,7 +163,7 @@ Orange  crewmate  learner  killed in step 2 by Red
 Pink    crewmate  base     alive
 
 steps 0 to 4: 11 moves
-  step 2: Red kills Orange in bridge (0,0)
+  step 2: Red kills Orange in bridge (0,0), seen by Green
   step 4: Green reports the body of Orange in bridge (0,0)
 
 Green found the body of Orange in bridge (0,0). Belief in Red: Green 0.90, Blue 0.25, Pink 0.25
