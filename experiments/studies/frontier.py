@@ -41,7 +41,7 @@ from experiments.setup.spec import PlaySpec, play_spec
 from experiments.studies.cells import begin, check_play, compute, with_room
 from marl.agents.base import Agent
 from marl.agents.model import model_agent
-from marl.common.errors import UserError, check_count
+from marl.common.errors import UserError, check_count, check_writable
 from marl.common.files import FAULTS, digest, read_json, reading
 from marl.decoding.memory import Slots
 from marl.learning.batch import collate
@@ -122,10 +122,11 @@ class Cell:
 def main(cfg: DictConfig) -> None:
     """Plays, plans and tabulates what is not there yet, or draws a figure again."""
     if cfg.data.table:
-        made = Path(cfg.data.table)
+        made, out = Path(cfg.data.table), Path(cfg.publish or Path(cfg.data.table).parent)
+        check_writable(out, "publish")
         with reading(made):
             name = made.name.partition(".")[0].replace("table", "figure")
-            return draw(read_table(made), cfg.opponents, Path(cfg.publish or made.parent) / f"{name}.svg")
+            return draw(read_table(made), cfg.opponents, out / f"{name}.svg")
     if not cfg.data.dond:
         raise UserError("data.dond has to be set: add data.dond=DIR, the folder of the human dialogues.")
     parts = play_spec(cfg)
