@@ -1,5 +1,7 @@
-"""Draws ratios.svg from benchmark.json.gz: `python experiments/results/speed/draw.py`. The measurements are of an earlier
-engine, whose benchmark had another form than that of `experiments.benchmark`."""
+"""Draws ratios.svg from benchmark.json.gz: `python experiments/results/speed/draw.py`.
+
+The measurements are of an earlier engine, whose benchmark had another form than that of `experiments.benchmark`.
+"""
 
 from __future__ import annotations
 
