@@ -54,9 +54,10 @@ lint: $(STAMP) ## style and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy $(PACKAGES)
 
-docs: $(STAMP) ## build the documentation into site/
+docs: $(STAMP) ## build the documentation into site/; fails where a link, a command or a setting does not exist
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev,docs]' --constraint constraints.txt
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict  # with --quiet warnings would not count
+	@$(TEST_ENV) $(BIN)/python -m pytest -q tests/experiments/launch/test_pages.py  # commands and settings of all pages
 
 format: $(STAMP) ## put the code into the style that lint asks for
 	@$(BIN)/ruff check --fix-only .

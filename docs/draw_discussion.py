@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -21,7 +23,7 @@ def main() -> None:
     listeners = list(lines[0]["belief"])
     plt.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "discussion", "font.size": 11})
     figure, (said, moved) = plt.subplots(
-        1, 2, figsize=(10, 0.36 * len(lines) + 0.9), width_ratios=(1.25, 1), sharey=True, layout="constrained"
+        1, 2, figsize=(8, 0.33 * len(lines) + 0.9), width_ratios=(1.9, 1), sharey=True, layout="constrained"
     )
     for row, line in enumerate(lines):
         role = " (imposter)" if line["speaker"] == game["imposter"] else ""
@@ -36,12 +38,25 @@ def main() -> None:
     said.set_title("what was said, and what it earned its speaker", loc="left", fontsize=11)
     for listener, colour in zip(listeners, COLOURS, strict=False):
         path = [(line["belief"][listener], row) for row, line in enumerate(lines) if listener in line["belief"]]
-        moved.plot(*zip(*path, strict=True), color=colour, marker="o", markersize=4, label=listener)
+        moved.plot(*zip(*path, strict=True), color=colour, marker="o", markersize=4)
+        row, sign = max(product(range(len(lines)), (-1, 1)), key=lambda at: room(lines[at[0]], listener, at[1]))
+        at, side = (
+            (lines[row]["belief"][listener], row),
+            {"xytext": (7 * sign, 0), "ha": "left" if sign > 0 else "right"},
+        )
+        moved.annotate(listener, at, textcoords="offset points", va="center", color=colour, **side)
     moved.set(xlim=(0, 1), xticks=(0, 0.5, 1), yticks=[])
-    moved.set_title(f"belief that {game['imposter']} is the imposter (it is)", loc="left", fontsize=11)
-    moved.legend(loc="lower right", frameon=False, fontsize=10)
+    moved.set_title(f"belief that it is {game['imposter']} (it is)", loc="left", fontsize=11)
     moved.spines[["top", "right", "left"]].set_visible(False)
     figure.savefig(HERE / "discussion.svg", metadata={"Date": None})
+
+
+def room(line: dict[str, Any], listener: str, sign: int) -> tuple[float, float]:
+    """The room for a name beside a listener's belief, right (1) or left (-1) of it; then how far the others are."""
+    if listener not in line["belief"]:
+        return -1.0, 0.0
+    gaps = [sign * (x - line["belief"][listener]) for name, x in line["belief"].items() if name != listener]
+    return min([gap for gap in gaps if gap > 0] + [0.4]), min(map(abs, gaps))
 
 
 if __name__ == "__main__":

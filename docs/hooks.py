@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
@@ -38,6 +39,18 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     for place, fill in ((SETTINGS, settings), (METRICS, metrics)):
         markdown = markdown.replace(place, fill()) if place in markdown else markdown
     return markdown
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Refuses what would be fetched from another host: the built site works without a network."""
+    if found := re.search(
+        r'<(?:script|img|iframe)[^>]* src="?(https?://[^" >]+)|<link[^>]*stylesheet[^>]* href="?(https?://[^" >]+)',
+        output,
+    ):
+        raise PluginError(
+            f"{page.file.src_uri} fetches {found[1] or found[2]} from another host. Put a copy into docs/."
+        )
+    return output
 
 
 def settings() -> str:

@@ -1,6 +1,6 @@
 """The nouns that everything passes through, with their shapes.
 
-Axes: `B` rows (one agent's view of one episode), `T` tokens, `U` turns, `N` belief questions, `K` candidates.
+Axes: `B` rows (one agent's stream in one episode), `T` tokens, `U` turns, `N` belief questions, `K` candidates.
 Index `t` always describes token `t`: its kind, its log-probability given what stands before it, its advantage.
 """
 
@@ -31,7 +31,7 @@ class Kind(IntEnum):
 
 @dataclass
 class Stream:
-    """One agent's view of one episode: all that it read and wrote, in order; (T,) each."""
+    """One agent's side of one episode: all that it read and wrote, in order; (T,) each."""
 
     tokens: list[int] = field(default_factory=list)
     kinds: list[Kind] = field(default_factory=list)
@@ -185,7 +185,7 @@ class TokenBatch:
     tokens: Tensor  # (B, T) int64
     kind: Tensor  # (B, T) int8, values of Kind
     branch: Tensor  # (B, T) int64: number of the token's branch, from 1; 0 in the stream
-    place: Tensor  # (B, T) int64: how many tokens the model has read before the token
+    position_ids: Tensor  # (B, T) int64: how many tokens the model has read before the token
     decision: Tensor  # (B, T) bool
     body: Tensor  # (B, T) bool: reply tokens that others heard
     message: Tensor  # (B, T) bool: the body and the token that ends it, which get a message's credit
@@ -250,7 +250,7 @@ class TokenBatch:
 
 
 # Fields of a TokenBatch with axes (B, T).
-BY_TOKEN = ("tokens", "kind", "branch", "place", "decision", "body", "message", "logprobs", "reference_logprobs",
+BY_TOKEN = ("tokens", "kind", "branch", "position_ids", "decision", "body", "message", "logprobs", "reference_logprobs",
             "values", "rewards", "message_rewards", "advantages", "returns", "imitate", "legal", "plan_ids",
             "plan")  # fmt: skip
 INSIDERS = (Role.IMPOSTER.value,)  # roles that know the answers to belief questions

@@ -55,8 +55,10 @@ class Rules:
             if f.type == "int":
                 check_whole(f.name, getattr(self, f.name), least.get(f.name, 1), most.get(f.name, 1_000))
         if 2 * self.imposters >= self.players:
-            most_imposters = f"at most {(self.players - 1) // 2} among {self.players} players"
-            raise ValueError(f"imposters must be fewer than crewmates, {most_imposters}, got {self.imposters}.")
+            raise ValueError(
+                f"imposters must be fewer than crewmates: at most {(self.players - 1) // 2} of {self.players} players, "
+                f"got {self.imposters}."
+            )
         if self.width * self.height == 1:
             raise ValueError("width and height must not both be 1: there would be nowhere to walk to.")
         object.__setattr__(self, "layouts", check_layouts(self.layouts or ()))  # tuples, where YAML gave lists

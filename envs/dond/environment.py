@@ -100,7 +100,7 @@ class DealOrNoDeal(TextGame):
             raise ValueError("split must be all, train or test where contexts is None, got 'outside': of which file?")
         self._pool = pool(contexts, split)
         if not self._pool:
-            raise ValueError(f"split leaves no context of {contexts}, got {split!r}.")
+            raise ValueError(f"split={split!r} leaves no context of {contexts}. Take all, or another file.")
 
     def begin(self, rng: np.random.Generator, options: Mapping[str, Any]) -> dict[str, View]:
         drawn = self._pool[int(rng.integers(len(self._pool)))]

@@ -109,7 +109,7 @@ class GenerateAgent:
         return self.context - len(seat.view.stream) - len(self.tokens.format.after_reply)
 
     def _batches(self, seats: Sequence[Seat]) -> list[list[Seat]]:
-        """At most `rows` at a time, of similar length."""
+        """Splits seats into groups of similar length, at most `rows` each."""
         order = sorted(seats, key=lambda seat: len(seat.view.stream))
         return [order[i : i + self.rows] for i in range(0, len(order), self.rows)]
 

@@ -71,7 +71,7 @@ class PeakMemory:
         self.before = torch.cuda.memory_allocated() if self.on_gpu else resident("VmRSS")
 
     def rise(self) -> int | None:
-        """None where the system cannot tell."""
+        """The rise of memory, in bytes; None where the system cannot tell."""
         now = torch.cuda.max_memory_allocated() if self.on_gpu else resident("VmHWM")
         return None if now is None or self.before is None else max(now - self.before, 0)
 

@@ -1,1 +1,1 @@
-"""From a command line to jobs: overrides, sweeps, the terminal."""
+"""Makes jobs of a command line: overrides, sweeps, the terminal."""

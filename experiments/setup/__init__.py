@@ -1,1 +1,1 @@
-"""From a configuration to the parts of a run: players, models, devices, memory."""
+"""Makes the parts of a run from its configuration: players, models, devices, memory."""

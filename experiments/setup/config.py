@@ -1,4 +1,4 @@
-"""From plain settings to dataclasses, with every value checked against its annotation."""
+"""Makes dataclasses of plain settings, with every value checked against its annotation."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ Limits = TypeVar("Limits", bound=PlayConfig)
 
 
 @dataclass(frozen=True)
-class Place:
+class Workspace:
     """A study's device, and the folders of its cells and tables."""
 
     device: torch.device
@@ -42,14 +42,14 @@ def check_play(cfg: DictConfig, least: int = 1) -> None:
     check_count(cfg.seed, "seed", 0)
 
 
-def begin(cfg: DictConfig) -> Place:
+def begin(cfg: DictConfig) -> Workspace:
     """Takes the device, the threads and the folders that the settings name."""
     device, cells = pick_device(cfg.device), Path(cfg.cells)
     set_threads(cfg.threads)
     out = Path(cfg.publish or cells)
     check_writable(cells, "cells")
     check_writable(out, "publish")
-    return Place(device, cells, out, Bar(enabled=cfg.progress))
+    return Workspace(device, cells, out, Bar(enabled=cfg.progress))
 
 
 def compute(cells: Mapping[Path, Cell], find: Callable[[Cell, str], Mapping[str, Any] | None]) -> bool:

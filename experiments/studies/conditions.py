@@ -40,7 +40,7 @@ from experiments.setup.players import (
 from experiments.setup.players import policy_folder as run_policy_folder
 from experiments.setup.select import selected, write_cards
 from experiments.setup.stages import Stage, base_folder, end_of, stages_of
-from experiments.studies.cells import Place, begin, check_play, compute, with_room
+from experiments.studies.cells import Workspace, begin, check_play, compute, with_room
 from experiments.studies.conditions_tables import published_points, read_played, tabulate, write_played
 from marl.agents.chat import CHAT
 from marl.agents.dubbed import SILENCE, Dubbed
@@ -167,26 +167,28 @@ def main(cfg: DictConfig) -> None:
         return tabulate(cfg, played, out, published)
     found = entrants(Path(cfg.runs), cfg.select, list(cfg.arms), cfg.where)
     table = [cell_of(entrant, name, each, cfg, found) for entrant in found for name, each in named.items()]
-    place = begin(cfg)
+    workspace = begin(cfg)
     if cfg.publish:
-        write_cards(dict.fromkeys(entrant.run for entrant in found), place.out)
-    cells = {place.cells / cell.file: cell for cell in table}  # conditions that change nothing share one
+        write_cards(dict.fromkeys(entrant.run for entrant in found), workspace.out)
+    cells = {workspace.cells / cell.file: cell for cell in table}  # conditions that change nothing share one
     announce(found, len(named), cells, cfg.games)
-    load = lru_cache(maxsize=4)(lambda stage: stage.load(place.device, 0))  # critics see no hidden facts: nobody asks
+    load = lru_cache(maxsize=4)(
+        lambda stage: stage.load(workspace.device, 0)
+    )  # critics see no hidden facts: nobody asks
 
     def play_cell(cell: Cell, number: str) -> dict[str, Any]:
         label = f"{number}  {cell.entrant.arm}, seed {cell.entrant.seed}, {cell.condition}"
-        place.bar.stage(label, cfg.games)
-        of_cell = play(cell, cfg, load, place)
-        place.bar.close()
+        workspace.bar.stage(label, cfg.games)
+        of_cell = play(cell, cfg, load, workspace)
+        workspace.bar.close()
         say(f"{label}: {cfg.metrics[0]} {of_cell[cfg.metrics[0]]}" if cfg.metrics[0] in of_cell else label)
         about = {"arm": cell.entrant.arm, "seed": cell.entrant.seed, "commit": git_commit(), **cell.settings}
         return {"about": about, "metrics": {name: interval.to_json() for name, interval in of_cell.items()}}
 
     if compute(cells, play_cell):
-        path = place.out / f"{cfg.name}_per_seed.csv.gz"
-        write_played(path, results(table, place.cells, list(cfg.metrics)))
-        tabulate(cfg, read_played(path), place.out, published)  # as anybody else will
+        path = workspace.out / f"{cfg.name}_per_seed.csv.gz"
+        write_played(path, results(table, workspace.cells, list(cfg.metrics)))
+        tabulate(cfg, read_played(path), workspace.out, published)  # as anybody else will
 
 
 def announce(found: Sequence[Entrant], conditions: int, cells: Mapping[Path, Cell], games: int) -> None:
@@ -371,9 +373,9 @@ def identity_of(name: str, entrant: Entrant) -> str:
 
 
 # --- Playing ----------------------------------------------------------------------------------------------------------
-def play(cell: Cell, cfg: DictConfig, load: Callable[[Stage], Policy], place: Place) -> Metrics:
+def play(cell: Cell, cfg: DictConfig, load: Callable[[Stage], Policy], workspace: Workspace) -> Metrics:
     """The cell's games: metrics of the seats that the run learned to play in, for a base of the same ones."""
-    env, temperature, device = cell.settings["env"], cell.settings["temperature"], place.device
+    env, temperature, device = cell.settings["env"], cell.settings["temperature"], workspace.device
     game, make_env = env["game"], env_maker(env)
     trained_in = cell.entrant.config["env"]  # its base and its learners
     base = load(Stage(0, cell.entrant.base))
@@ -414,7 +416,7 @@ def play(cell: Cell, cfg: DictConfig, load: Callable[[Stage], Policy], place: Pl
         agents[called] = Dubbed(mover, speaker, mover.name)
         seating[role] = dataclasses.replace(seating[role], player=called)
     drawn = draw_games(cfg.seed, EVALUATION, count=cfg.games)
-    episodes = rollout(drawn, by_role(seating, agents), make_env, limits.concurrency, place.bar.advance)
+    episodes = rollout(drawn, by_role(seating, agents), make_env, limits.concurrency, workspace.bar.advance)
     return metrics(episodes, game, float(env.get("objective", 0.0)), {TRAINED})
 
 

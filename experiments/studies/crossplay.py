@@ -45,7 +45,7 @@ from experiments.setup.players import (
 from experiments.setup.select import add_cards, card_line
 from experiments.setup.spec import PlaySpec, behind_endpoint, play_spec
 from experiments.setup.stages import base_folder
-from experiments.studies.cells import Place, begin, check_play, compute
+from experiments.studies.cells import Workspace, begin, check_play, compute
 from experiments.studies.lines import ENDS, check_complete, read_intervals
 from marl.agents.base import Agent
 from marl.agents.chat import CHANGED, CHAT
@@ -127,14 +127,14 @@ def main(cfg: DictConfig) -> None:
     cfg = as_in_runs(cfg, names)
     if cfg.env.game != "dond":
         raise UserError(f"env.game={cfg.env.game}: only players of Deal or No Deal change seats; must be dond")
-    parts, place = play_spec(cfg, names), begin(cfg)
-    players = entrants(names, parts, place.device)
-    cells = {place.cells / cell.file: cell for cell in (
+    parts, workspace = play_spec(cfg, names), begin(cfg)
+    players = entrants(names, parts, workspace.device)
+    cells = {workspace.cells / cell.file: cell for cell in (
         cell_of(*pair, cfg, parts) for pair in combinations_with_replacement(players, 2)
     )}  # fmt: skip
     models = [player.name for player in players if is_run(player.name)]
     heaviest = sorted(models, key=lambda name: size_of(player_config(name), parts.algo.context).weights)[-2:]
-    parts = with_room(parts, cfg.games // 2, [(name, name) for name in heaviest], place.device)
+    parts = with_room(parts, cfg.games // 2, [(name, name) for name in heaviest], workspace.device)
     left = sum(not path.exists() for path in cells)
     say(f"{len(players)} players, {cfg.games} games a pair: {left} of {len(cells)} pairs are still to play")
     seated: dict[str, Agent] = {}  # the two of the last pair, since each holds a model and its caches
@@ -144,10 +144,10 @@ def main(cfg: DictConfig) -> None:
         for name in seated.keys() - set(pair):
             del seated[name]
         for name in set(pair) - seated.keys():
-            seated[name] = find_player(name, parts, place.device, name)
-        place.bar.stage(label, cfg.games)
-        found, spoiled = play(cell, cfg, parts, [seated[name] for name in pair], place.bar)
-        place.bar.close()
+            seated[name] = find_player(name, parts, workspace.device, name)
+        workspace.bar.stage(label, cfg.games)
+        found, spoiled = play(cell, cfg, parts, [seated[name] for name in pair], workspace.bar)
+        workspace.bar.close()
         lost = f", {found['lost_seats']} seats lost to the endpoint" if found["lost_seats"] else ""
         say(label + lost + (f", not kept: {spoiled}" if spoiled else ""))
         return None if spoiled else {"about": cell.settings, **found}
@@ -156,7 +156,7 @@ def main(cfg: DictConfig) -> None:
     if parts.chat:
         say(parts.chat.summary())
     if complete:
-        return tabulate(players, cells, parts, cfg, place)
+        return tabulate(players, cells, parts, cfg, workspace)
     if parts.chat and (reasons := parts.chat.lost_for_good()):
         left = sum(not path.exists() for path in cells)
         raise UserError(
@@ -370,10 +370,10 @@ def interval(name: str, values: Floats) -> Interval:
 
 
 def tabulate(
-    players: Sequence[Player], cells: Mapping[Path, Cell], parts: PlaySpec, cfg: DictConfig, place: Place
+    players: Sequence[Player], cells: Mapping[Path, Cell], parts: PlaySpec, cfg: DictConfig, workspace: Workspace
 ) -> None:
     """Writes NAME.csv.gz, NAME_differences.csv.gz, NAME.svg and the card, and prints the figures."""
-    objective, out = float(parts.env["objective"]), place.out
+    objective, out = float(parts.env["objective"]), workspace.out
     of: dict[Pair, Figures] = {}
     count: dict[Pair, tuple[int, int]] = {}  # games, and seats lost to an endpoint
     lost_seats = {}
@@ -400,9 +400,9 @@ def tabulate(
     names = (*labels, ALL)
     say(format_table({row: {name: differences[row, OTHERS, name][-1] for name in shown} for row in names}, shown))
     about = {player.label: {"player": player.called, "made_of": player.made_of} for player in players}
-    run_card(place.cells, digest({"pairs": [path.name for path in cells]}), cfg.seed, arm=cfg.name, players=about,
+    run_card(workspace.cells, digest({"pairs": [path.name for path in cells]}), cfg.seed, arm=cfg.name, players=about,
              env=parts.env, games=cfg.games, temperature=cfg.temperature, lost_seats=lost_seats)  # fmt: skip
-    add_cards([{**card_line(read_json(place.cells / CARD)), "run": cfg.name}], out)
+    add_cards([{**card_line(read_json(workspace.cells / CARD)), "run": cfg.name}], out)
     say(f"\ntables and figure: {out}")
 
 

@@ -30,7 +30,7 @@ from experiments.setup.config import cast_of
 from experiments.setup.players import style_of
 from experiments.setup.select import selected
 from experiments.setup.stages import Stage, base_folder, stages_of
-from experiments.studies.cells import Place, begin, check_play, compute, with_room
+from experiments.studies.cells import Workspace, begin, check_play, compute, with_room
 from experiments.studies.iterations import (
     by_iteration,
     evaluated_game,
@@ -110,16 +110,16 @@ def main(cfg: DictConfig) -> None:
     refuse_doubles((each.run, each.objective, each.arm, each.seed) for each in subjects)
     subjects.sort(key=lambda each: (-each.objective, each.arm, each.seed, each.stage.iteration))
     human = people_metrics(cfg.data.dond, cfg.split) if cfg.data.dond else {}
-    place = begin(cfg)
-    paths = [place.cells / f"{digest(subject.settings)}.json" for subject in subjects]
+    workspace = begin(cfg)
+    paths = [workspace.cells / f"{digest(subject.settings)}.json" for subject in subjects]
     if not cfg.data.dond:
         say("data.dond=null: the likelihood of human dialogues is left out")
 
     def measured(subject: Subject, number: str) -> dict[str, Any]:
         label = f"{number}  {subject.run.name}, iteration {subject.stage.iteration}"
-        place.bar.stage(label, cfg.games)
-        metrics = measure(subject, cfg, place)
-        place.bar.close()
+        workspace.bar.stage(label, cfg.games)
+        metrics = measure(subject, cfg, workspace)
+        workspace.bar.close()
         say(label)
         return {"about": subject.settings, "metrics": {name: i.to_json() for name, i in metrics.items()}}
 
@@ -130,10 +130,10 @@ def main(cfg: DictConfig) -> None:
         for subject, path in zip(subjects, paths, strict=True)
         for name, own in sorted(read_figures(path).items())
     ]
-    write_intervals(place.out / "drift.csv.gz", KEYS, found)
+    write_intervals(workspace.out / "drift.csv.gz", KEYS, found)
     if human:
-        write_intervals(place.out / "people.csv", ("metric",), [((name,), i) for name, i in sorted(human.items())])
-    tabulate(place.out / "drift.csv.gz", place.out, human)
+        write_intervals(workspace.out / "people.csv", ("metric",), [((name,), i) for name, i in sorted(human.items())])
+    tabulate(workspace.out / "drift.csv.gz", workspace.out, human)
 
 
 # --- What there is to measure -----------------------------------------------------------------------------------------
@@ -182,17 +182,17 @@ def people_folder(run: Path, human: str | None) -> Path:
 
 
 # --- Measuring --------------------------------------------------------------------------------------------------------
-def measure(subject: Subject, cfg: DictConfig, place: Place) -> Metrics:
+def measure(subject: Subject, cfg: DictConfig, workspace: Workspace) -> Metrics:
     """Measures what the policy plays and says with itself, and the two likelihoods."""
-    env, policy, rng = evaluated_game(subject.config), subject.stage.load(place.device), np.random.default_rng(0)
+    env, policy, rng = evaluated_game(subject.config), subject.stage.load(workspace.device), np.random.default_rng(0)
     algo, temperature = subject.config["algo"], subject.config["eval"]["temperature"]
     limits = PlayConfig(
         games=cfg.games, concurrency=cfg.concurrency, max_new_tokens=algo["max_new_tokens"], context=algo["context"]
     )
-    limits = with_room(limits, [Slots.of(policy.lm.config, limits.context, 2)], place.device)
+    limits = with_room(limits, [Slots.of(policy.lm.config, limits.context, 2)], workspace.device)
     agent = model_agent(SPEAKER, policy, limits, 2, temperature)
     drawn = draw_games(cfg.seed, EVALUATION, count=cfg.games)
-    episodes = rollout(drawn, everyone(agent), env_maker(env), limits.concurrency, place.bar.advance)
+    episodes = rollout(drawn, everyone(agent), env_maker(env), limits.concurrency, workspace.bar.advance)
     found = dond_metrics(episodes, float(env["objective"]), rng) | talk_metrics(episodes, rng)
     found |= talk_drift([read_talk(talk_of(episode)) for episode in episodes], rng)
     if cfg.data.dond:
@@ -200,7 +200,7 @@ def measure(subject: Subject, cfg: DictConfig, place: Place) -> Metrics:
         likely = likelihood(policy, by_dialogue(views.dialogues, views.seats(policy.tokens)), rng)
         if likely is not None:
             found["drift/human_dialogues"] = likely
-    judge = load_policy(subject.people, place.device)
+    judge = load_policy(subject.people, workspace.device)
     again = env_maker({**env, "style": style_of(subject.people, env) or env.get("style")})()
     own = likelihood(judge, [retold(episode, again, judge.tokens, (SPEAKER,)) for episode in episodes], rng)
     if own is not None:

@@ -126,7 +126,7 @@ def make_bands(curves: Curves, margin: float) -> list[Band]:
 
 
 def leave_one_out(curves: Curves, margin: float) -> dict[tuple[str, int], list[tuple[str, int]]]:
-    """For each arm and seed, the metrics and iterations where it is outside the bands of the arm's other seeds. What
+    """Finds, by arm and seed, the metrics and iterations outside the bands of the arm's other seeds. What
     only two seeds have is left out: one of them makes no band."""
     found: dict[tuple[str, int], list[tuple[str, int]]] = {}
     spare = {key: of_seed for key, of_seed in curves.items() if len(of_seed) > 2}

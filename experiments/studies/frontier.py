@@ -41,7 +41,7 @@ from experiments.setup.spec import PlaySpec, play_spec
 from experiments.studies.cells import begin, check_play, compute, with_room
 from marl.agents.base import Agent
 from marl.agents.model import model_agent
-from marl.common.errors import UserError, check_count
+from marl.common.errors import UserError, check_count, check_writable
 from marl.common.files import FAULTS, digest, read_json, reading
 from marl.decoding.memory import Slots
 from marl.learning.batch import collate
@@ -122,25 +122,26 @@ class Cell:
 def main(cfg: DictConfig) -> None:
     """Plays, plans and tabulates what is not there yet, or draws a figure again."""
     if cfg.data.table:
-        made = Path(cfg.data.table)
+        made, out = Path(cfg.data.table), Path(cfg.publish or Path(cfg.data.table).parent)
+        check_writable(out, "publish")
         with reading(made):
             name = made.name.partition(".")[0].replace("table", "figure")
-            return draw(read_table(made), cfg.opponents, Path(cfg.publish or made.parent) / f"{name}.svg")
+            return draw(read_table(made), cfg.opponents, out / f"{name}.svg")
     if not cfg.data.dond:
         raise UserError("data.dond has to be set: add data.dond=DIR, the folder of the human dialogues.")
     parts = play_spec(cfg)
     check(cfg, parts)
-    planners, place = planners_of(cfg, parts), begin(cfg)
+    planners, workspace = planners_of(cfg, parts), begin(cfg)
     base, folder = base_policy(
-        parts.model, parts.base, parts.env, cache=Path(cfg.cache), human_data=cfg.data.dond, device=place.device,
+        parts.model, parts.base, parts.env, cache=Path(cfg.cache), human_data=cfg.data.dond, device=workspace.device,
         report=say,
     )  # fmt: skip
     assert folder is not None
     slots = Slots.of(base.lm.config, parts.algo.context, 2, SLOTS)  # one who plans against another of its size
     limits = replace(parts.algo, games=cfg.games, concurrency=cfg.concurrency)
-    parts = replace(parts, algo=with_room(limits, [slots], place.device))
+    parts = replace(parts, algo=with_room(limits, [slots], workspace.device))
     anchor = Entrant(ANCHOR, 0, base, folder, folder_digest(folder), planners)
-    entrants = [anchor, *compared(cfg, base, folder, place.device)]
+    entrants = [anchor, *compared(cfg, base, folder, workspace.device)]
     games = {objective: {**parts.env, "objective": objective, "split": "test"} for objective in cfg.objectives}
     table = [
         cell_of(entrant, env, opponent, anchor, cfg, parts)
@@ -150,31 +151,31 @@ def main(cfg: DictConfig) -> None:
     def found(cell: Cell, number: str) -> dict[str, Any]:
         label = f"{number}  {cell.entrant.arm}, objective {cell.env['objective']:g}, {cell.opponent or 'people'}"
         if cell.opponent:
-            arms = against(cfg, parts, cell.env, cell.entrant, cell.opponent, base, place.bar)
+            arms = against(cfg, parts, cell.env, cell.entrant, cell.opponent, base, workspace.bar)
         else:
-            arms = on_people(cfg, parts, cell.env, cell.entrant, place.bar)
-        place.bar.close()
+            arms = on_people(cfg, parts, cell.env, cell.entrant, workspace.bar)
+        workspace.bar.close()
         say(label)
         return {"about": cell.settings, "arms": arms}
 
-    if not compute({place.cells / cell.file: cell for cell in table}, found):
+    if not compute({workspace.cells / cell.file: cell for cell in table}, found):
         return
     for number, (objective, env) in enumerate(games.items()):
-        runs, pairs = tabulated([cell for cell in table if cell.env is env], cfg, place.cells)
+        runs, pairs = tabulated([cell for cell in table if cell.env is env], cfg, workspace.cells)
         rows, suffix = ablation_table(runs), f"_objective_{objective:g}" if number else ""
-        write_table(place.out / f"table{suffix}.csv", rows)
-        write_table(place.out / f"differences{suffix}.csv", pairs)
-        draw(rows, cfg.opponents, place.out / f"figure{suffix}.svg")
+        write_table(workspace.out / f"table{suffix}.csv", rows)
+        write_table(workspace.out / f"differences{suffix}.csv", pairs)
+        draw(rows, cfg.opponents, workspace.out / f"figure{suffix}.svg")
         say(f"\nobjective {objective:g}")
         columns: dict[str, Metrics] = {}
         for row in rows:
             columns.setdefault(row.arm, {})[row.metric] = row.interval
         say(format_table(columns))
-    run_card(place.cells, digest({"cells": [cell.file for cell in table]}), cfg.seed, arm="frontier", base=folder.name,
-             base_digest=anchor.made_of, compared=[e.folder.name for e in entrants[1:]])  # fmt: skip
-    add_cards([{**card_line(read_json(place.cells / CARD)), "run": cfg.name}], place.out)
-    write_cards((e.folder for e in entrants[1:]), place.out)
-    say(f"\ntables and figures: {place.out}")
+    run_card(workspace.cells, digest({"cells": [cell.file for cell in table]}), cfg.seed, arm="frontier",
+             base=folder.name, base_digest=anchor.made_of, compared=[e.folder.name for e in entrants[1:]])  # fmt: skip
+    add_cards([{**card_line(read_json(workspace.cells / CARD)), "run": cfg.name}], workspace.out)
+    write_cards((e.folder for e in entrants[1:]), workspace.out)
+    say(f"\ntables and figures: {workspace.out}")
 
 
 def check(cfg: DictConfig, parts: PlaySpec) -> None:

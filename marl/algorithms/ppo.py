@@ -84,7 +84,7 @@ class PPOConfig(TrainConfig):
 def train_ppo(training: Training, config: PPOConfig) -> None:
     """Trains the learners in place."""
     agents = {learner.name: player(learner, training, config) for learner in training.learners}
-    rivals = competitive(training.make_env())
+    rivals = competitive(training.make_env())  # then a deal that pays neither player may be imitated
     for iteration in training.iterations(config, agents):
         episodes = iteration.rollout()  # also answers the belief questions
         episodes = add_rewards(episodes, training.rewards)  # fills turn.rewards by name
@@ -92,15 +92,15 @@ def train_ppo(training: Training, config: PPOConfig) -> None:
             seats = seats_of(episodes, {learner.name})
             if not seats:  # a rare partner may hold no seat in these games
                 continue
-            kept = select(seats, config.imitate, rivals)
+            kept = select(seats, config.imitate, rivals)  # what an imitation loss may learn from
             votes = any_needs(training.losses, "votes")
-            batch = collate(seats, training.rewards, imitate=kept, votes=votes)
-            if config.advantage == "gae":
-                batch = add_advantages(batch, training.rewards, config.credit)
-            else:
+            batch = collate(seats, training.rewards, imitate=kept, votes=votes)  # the only masks
+            baselines = None  # the critic's values
+            if config.advantage != "gae":
                 running = training.memory.setdefault(learner.name, {})
                 baselines = Baselines(config.advantage, seats, running, config.scale)
-                batch = add_advantages(batch, training.rewards, config.credit, baselines)
+            batch = add_advantages(batch, training.rewards, config.credit, baselines)
+            if baselines is not None:
                 iteration.add(baselines.metrics, learner)
             iteration.update(learner, batch)
         iteration.finish(episodes)

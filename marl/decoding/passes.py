@@ -89,7 +89,7 @@ def pass_beside(
     Returns hidden states (Q, D) of the Q branches' last tokens, row behind row.
     """
     width = max(sum(len(ids) for _, ids in own) for own in branches)
-    tokens, branch, place, shared = np.zeros((4, len(rows), width), dtype=np.int64)
+    tokens, branch, position_ids, shared = np.zeros((4, len(rows), width), dtype=np.int64)
     branch -= 1  # padding, which only padding sees
     last = []
     for r, own in enumerate(branches):
@@ -97,19 +97,21 @@ def pass_beside(
         for number, (start, ids) in enumerate(own, start=1):
             here = slice(end, end + len(ids))
             tokens[r, here], branch[r, here], shared[r, here] = ids, number, start
-            place[r, here] = start + np.arange(len(ids))
+            position_ids[r, here] = start + np.arange(len(ids))
             end += len(ids)
             last.append(r * width + end - 1)
     held, device = int(shared.max()), lm.device
-    read, numbers, places, known = (torch.from_numpy(each).to(device) for each in (tokens, branch, place, shared))
+    read, numbers, positions, known = (
+        torch.from_numpy(each).to(device) for each in (tokens, branch, position_ids, shared)
+    )
     before = torch.arange(held, device=device)
-    seen = torch.cat([before < known[:, :, None], sees(numbers, places)], 2)  # (R, W, held + W)
-    mask = attention_mask(lm, seen, places, torch.cat([before.expand(len(rows), held), places], 1))
-    cache.at(torch.from_numpy(rows).to(device), places, held, None, load=False)
+    seen = torch.cat([before < known[:, :, None], sees(numbers, positions)], 2)  # (R, W, held + W)
+    mask = attention_mask(lm, seen, positions, torch.cat([before.expand(len(rows), held), positions], 1))
+    cache.at(torch.from_numpy(rows).to(device), positions, held, None, load=False)
     cache.beside = True
     try:
         hidden = lm.base_model(
-            input_ids=read, attention_mask=mask, position_ids=places, past_key_values=cache, use_cache=True
+            input_ids=read, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
         ).last_hidden_state
     finally:
         cache.beside = False

@@ -19,11 +19,11 @@ from marl.planning.planner import next_tokens
 from marl.rewards import Reward, of_messages
 from marl.types import INSIDERS, Belief, Episode, Kind, TokenBatch, Turn
 
-Seat = tuple[Episode, str]
+Seat = tuple[Episode, str]  # one agent of one episode: a row of the batch
 
 
-class Asked(NamedTuple):
-    """A target of belief in a row: a belief question, or a choice that says what is believed (`vote`)."""
+class BeliefTarget(NamedTuple):
+    """What a belief is trained on, in one row: a belief question, or a choice that says what is believed (`vote`)."""
 
     row: int
     position: int
@@ -71,16 +71,16 @@ def collate(
         options=max((len(t.legal) for turns in rows for t in turns), default=0),
         planned=max((len(after) for following in plans.values() for after in following), default=0),
     )
-    asked: list[Asked] = []
+    asked: list[BeliefTarget] = []
     for b, ((episode, agent), turns) in enumerate(zip(seats, rows, strict=True)):
         stream = episode.streams[agent]
         a["tokens"][b, : len(stream)] = stream.tokens
         a["kind"][b, : len(stream)] = stream.kinds
-        a["place"][b, : len(stream)] = np.arange(len(stream))
+        a["position_ids"][b, : len(stream)] = np.arange(len(stream))
         for number, ((position, ids), end) in enumerate(branches[b].items(), start=1):
             here = slice(end - len(ids), end)
             a["tokens"][b, here], a["kind"][b, here], a["branch"][b, here] = ids, Kind.QUESTION, number
-            a["place"][b, here] = position + 1 + np.arange(len(ids))
+            a["position_ids"][b, here] = position + 1 + np.arange(len(ids))
         learn = imitate is None or imitate[b]
         for turn in turns:
             assert drawn_from_plans or turn.planned is None or not turn.planned.played, (
@@ -107,14 +107,14 @@ def collate(
                 else:
                     a["rewards"][b, start] += weighted
         asked += [
-            Asked(
+            BeliefTarget(
                 b, branches[b][x.position, x.branch] - 1 if x.branch else x.position, x.candidate_ids,
                 x.question.answer_index, x.question.also_indices, False,
             )
             for x in asking[b]
         ]  # fmt: skip
         asked += [
-            Asked(b, turn.start - 1, turn.legal, turn.truths[0], turn.truths[1:], True)
+            BeliefTarget(b, turn.start - 1, turn.legal, turn.truths[0], turn.truths[1:], True)
             for turn in turns
             if votes and turn.truths and turn.role not in silent_roles
         ]
@@ -152,14 +152,14 @@ def _message_end(turn: Turn) -> int:
 
 
 def _blank(shape: tuple[int, int], columns: int, options: int, planned: int) -> dict[str, np.ndarray]:
-    """Makes the fields with axes (B, T), without a mark."""
+    """Makes the fields with axes (B, T), all empty."""
     flags = {name: np.zeros(shape, bool) for name in ("decision", "body", "message", "imitate")}
     real = ("logprobs", "reference_logprobs", "values", "rewards", "advantages", "returns")
     return {
         "tokens": np.zeros(shape, np.int64),
         "kind": np.zeros(shape, np.int8),
         "branch": np.zeros(shape, np.int64),
-        "place": np.zeros(shape, np.int64),
+        "position_ids": np.zeros(shape, np.int64),
         **flags,
         **{name: np.zeros(shape, np.float32) for name in real},
         "message_rewards": np.zeros((*shape, columns), np.float32),

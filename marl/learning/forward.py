@@ -29,7 +29,7 @@ def forward(
     def part(name: str) -> torch.set_grad_enabled:
         return torch.set_grad_enabled(torch.is_grad_enabled() and reads[name])
 
-    hidden = policy.hidden(batch.tokens, batch.branch, batch.place)  # (B, T, D)
+    hidden = policy.hidden(batch.tokens, batch.branch, batch.position_ids)  # (B, T, D)
     before = hidden[:, :-1]  # the state that predicts token t stands at t - 1
     zeros = torch.zeros(batch.tokens.shape, device=hidden.device)
     outputs = Outputs(zeros, zeros, zeros, torch.zeros(0, 1, device=hidden.device), zeros)
@@ -45,7 +45,7 @@ def forward(
         assert reference is not None, "a divergence is from a reference"
         there = batch.to(reference.device)
         with torch.no_grad():
-            states = reference.hidden(there.tokens, there.branch, there.place)
+            states = reference.hidden(there.tokens, there.branch, there.position_ids)
             theirs = reply_logprobs(reference, states, there, temperature, there.reply[:, 1:]).to(hidden.device)
         with part("divergence"):
             ours = reply_logprobs(policy, hidden, batch, temperature, replies)  # (M, V)

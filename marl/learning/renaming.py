@@ -47,7 +47,7 @@ class Renaming:
 
 
 def renaming(tokens: Tokens, words: Sequence[str]) -> Renaming | None:
-    """Makes the renaming of these words, in any case; None if a word is no single token of this tokenizer.
+    """Makes the function that swaps these words, in upper and lower case; None if one is no single token here.
 
     Each word must be one, as given and in small letters, after a space and without: else some mention would keep the
     old name.

@@ -97,7 +97,7 @@ def message_states(policies: Mapping[str, Policy], messages: Sequence[tuple[Epis
         batch = collate([seat for _, seat in own], {})
         for rows in micro_batches(batch, torch.arange(batch.shape[0]), TOKENS_AT_ONCE):
             part = batch.select(rows).to(policy.device)
-            hidden = policy.hidden(part.tokens, part.branch, part.place).float().cpu().numpy()  # (B, T, D)
+            hidden = policy.hidden(part.tokens, part.branch, part.position_ids).float().cpu().numpy()  # (B, T, D)
             for row, states in zip(rows.tolist(), hidden, strict=True):
                 found |= {number: states[end].astype(float) for end, number in at[own[row][0]].items()}
     width = max(len(state) for state in found.values())

@@ -65,8 +65,9 @@ def _row(arm: str, metric: str, found: Interval, seeds: int, games: int) -> Tabl
 def ablation_table(runs: Sequence[ArmRun], metrics: Sequence[str] | None = None) -> list[TableRow]:
     """One row for each arm and metric, in order of first appearance.
 
-    Several seeds: `seed_mean`, cut to the metric's `bounds`. One seed: the run's interval over games. Raises ValueError
-    if an arm has a seed twice or a run lacks a wanted metric.
+    Several seeds: `seed_mean`, cut to the metric's `bounds`; where all seeds have the same share, Wilson's interval
+    over all games, unless no game differs (chances that follow from the rules). One seed: the run's interval over
+    games. Raises ValueError if an arm has a seed twice or a run lacks a wanted metric.
     """
     rows: list[TableRow] = []
     for arm, mine in _by_arm(runs).items():
@@ -85,8 +86,8 @@ def ablation_table(runs: Sequence[ArmRun], metrics: Sequence[str] | None = None)
             found = [run.metrics[metric] for run in mine]
             games = sum(value.n for value in found)
             interval = (seed_mean([v.mean for v in found]) if len(found) > 1 else found[0]).within(*bounds(metric))
-            agree = len(found) > 1 and interval.low == interval.high
-            if agree and bounds(metric) == (0.0, 1.0):  # agreement of a few seeds is not certainty
+            agree = len(found) > 1 and interval.low == interval.high and any(v.low < v.high for v in found)
+            if agree and bounds(metric) == (0.0, 1.0):  # agreement of a few seeds is not certainty, unless by rule
                 interval = replace(wilson(round(interval.mean * games), games), mean=interval.mean)
             rows.append(_row(arm, metric, interval, len(found), games))
     return rows

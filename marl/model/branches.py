@@ -22,41 +22,42 @@ FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers, as con
 QUESTIONS = ("stream", "beside", "auto")
 
 
-def sees(branch: Tensor, place: Tensor) -> Tensor:
+def sees(branch: Tensor, position_ids: Tensor) -> Tensor:
     """Tells which tokens of its row each token sees, (B, T, T) bool: at [b, i, j] whether token i sees token j.
 
-    `branch` (B, T): number of a token's branch, 0 in the stream. `place` (B, T): how many tokens are read before it.
+    `branch` (B, T): number of a token's branch, 0 in the stream. `position_ids` (B, T): how many tokens the model has
+    read before it.
     """
     index = torch.arange(branch.shape[1], device=branch.device)
     begins = torch.zeros_like(branch, dtype=torch.bool)
     begins[:, 1:] = branch[:, 1:] != branch[:, :-1]
     first = torch.where(begins, index, 0).cummax(1).values  # (B, T): where the token's branch begins
-    shared = place.gather(1, first)  # (B, T): how many tokens of the stream its branch sees
+    shared = position_ids.gather(1, first)  # (B, T): how many tokens of the stream its branch sees
     own = (branch[:, :, None] == branch[:, None, :]) & (index[:, None] >= index)
     stream = (branch[:, :, None] > 0) & (branch[:, None, :] == 0) & (index < shared[:, :, None])
     return own | stream
 
 
-def attention_mask(lm: PreTrainedModel, seen: Tensor, place: Tensor, places: Tensor) -> Any:
+def attention_mask(lm: PreTrainedModel, seen: Tensor, queries: Tensor, keys: Tensor) -> Any:
     """Additive mask of a model's attention, (R, 1, n, m), one for each kind of layer where it lists kinds.
 
-    `seen` (R, n, m) bool: which of m tokens each of n tokens sees. `place` (R, n) and `places` (R, m): how many tokens
-    are read before them; a sliding layer sees its window of them.
+    `seen` (R, n, m) bool: which of m tokens each of n tokens sees. `queries` (R, n), `keys` (R, m): how many tokens are
+    read before them; a sliding layer sees its window of them.
     """
     config = lm.config.get_text_config()
     mask = torch.zeros(seen.shape, dtype=lm.dtype, device=seen.device).masked_fill_(~seen, -torch.inf)[:, None]
     window = getattr(config, "sliding_window", None)
     if not window:
         return mask
-    sliding = mask.masked_fill((place[:, :, None] - places[:, None] >= window)[:, None], -torch.inf)
+    sliding = mask.masked_fill((queries[:, :, None] - keys[:, None] >= window)[:, None], -torch.inf)
     return {FULL: mask, SLIDING: sliding} if getattr(config, "layer_types", None) else sliding
 
 
-def read_branches(lm: PreTrainedModel, tokens: Tensor, branch: Tensor, place: Tensor) -> Tensor:
+def read_branches(lm: PreTrainedModel, tokens: Tensor, branch: Tensor, position_ids: Tensor) -> Tensor:
     """Last hidden states (B, T, D) of rows with branches; shapes as in `sees`."""
-    mask = attention_mask(lm, sees(branch, place), place, place)
+    mask = attention_mask(lm, sees(branch, position_ids), position_ids, position_ids)
     return lm.base_model(
-        input_ids=tokens, attention_mask=mask, position_ids=place, use_cache=False
+        input_ids=tokens, attention_mask=mask, position_ids=position_ids, use_cache=False
     ).last_hidden_state  # (B, T, D)
 
 
@@ -86,14 +87,14 @@ def reads_branches(lm: PreTrainedModel) -> bool:
         return False
     vocabulary = config.vocab_size
     stream, questions = list(range(3, 14)), ((4, [5, 2, 9]), (11, [7, 1]))  # and what each goes on from
-    row, branch, place = [*stream], [0] * len(stream), list(range(len(stream)))
+    row, branch, position_ids = [*stream], [0] * len(stream), list(range(len(stream)))
     for number, (shared, ids) in enumerate(questions, start=1):
         row, branch = row + ids, branch + [number] * len(ids)
-        place = place + list(range(shared, shared + len(ids)))
+        position_ids = position_ids + list(range(shared, shared + len(ids)))
     fresh = [stream, *([*stream[:shared], *ids] for shared, ids in questions)]
     try:
-        tokens, numbers, places = (torch.tensor([each], device=lm.device) for each in (row, branch, place))
-        found = read_branches(lm, tokens % vocabulary, numbers, places)[0]
+        tokens, numbers, positions = (torch.tensor([each], device=lm.device) for each in (row, branch, position_ids))
+        found = read_branches(lm, tokens % vocabulary, numbers, positions)[0]
         alone = [
             lm.base_model(input_ids=torch.tensor([each], device=lm.device) % vocabulary, use_cache=False)
             for each in fresh

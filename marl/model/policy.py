@@ -99,14 +99,14 @@ class Policy(nn.Module):
         """The longest stream that the model can read, in tokens."""
         return longest_stream(self.lm.config)
 
-    def hidden(self, tokens: Tensor, branch: Tensor | None = None, place: Tensor | None = None) -> Tensor:
+    def hidden(self, tokens: Tensor, branch: Tensor | None = None, position_ids: Tensor | None = None) -> Tensor:
         """Last hidden states (B, T, D) of tokens (B, T). Rows are padded on the right, so causality is mask enough.
 
-        `branch`, `place` (B, T): of rows with branches behind them (`branches.sees`).
+        `branch`, `position_ids` (B, T): of rows with branches behind them (`branches.sees`).
         """
-        if branch is None or place is None or not bool(branch.any()):
+        if branch is None or position_ids is None or not bool(branch.any()):
             return self.lm.base_model(input_ids=tokens, use_cache=False).last_hidden_state
-        return read_branches(self.lm, tokens, branch, place)
+        return read_branches(self.lm, tokens, branch, position_ids)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits (..., V) of hidden states (..., D), in float32."""

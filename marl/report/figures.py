@@ -40,9 +40,9 @@ COLOURS = {"base": 0, "supervised": 0, "full": 1, "RL+L+S": 1, "trained": 1, "ga
 
 
 def arm_colours(arms: Sequence[str]) -> dict[str, int]:
-    """The colour of each arm, as an index of SERIES and PAPER. `full_colder` has full's, unless that is there as well.
+    """Gives each arm its colour, as an index of SERIES and PAPER.
 
-    Arms of other names take what is left, in order.
+    `full_colder` has that of `full`, unless both are there. Arms of other names take what is left, in order.
     """
     stems = {arm: arm if arm in COLOURS or (stem := arm.rpartition("_")[0]) in arms else stem for arm in arms}
     named = {arm: COLOURS[stem] for arm, stem in stems.items() if stem in COLOURS}

@@ -45,6 +45,9 @@ def mixed(runs: Sequence[Run]) -> list[str]:
     return told
 
 
+TERMS = {"RL": "the game's reward", "L": "listening", "S": "speaking"}  # in names of arms
+
+
 def what_was_run(runs: Sequence[Run]) -> list[str]:
     """Sentences on the game, the learner and the evaluation, from the configurations."""
     first = runs[0].config
@@ -68,6 +71,9 @@ def what_was_run(runs: Sequence[Run]) -> list[str]:
     count = "One run" if len(runs) == 1 else f"{len(runs)} runs"
     of = f" of {len(arms)} arms ({', '.join(arms)})" if len(arms) > 1 else ""
     sentences.append(f"{count}{of}, {'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}.")
+    parts = {part for arm in arms if arm != "base" for part in arm.split("+")}
+    if parts and parts <= TERMS.keys():
+        sentences.append(", ".join(f"{name} is {what}" for name, what in TERMS.items() if name in parts) + ".")
     if algo.get("kind"):
         learner = {"ppo": "PPO", "filtered_bc": "filtered behaviour cloning"}.get(algo["kind"], algo["kind"])
         what = f"Learned by {learner}"

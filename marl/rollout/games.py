@@ -1,4 +1,4 @@
-"""From a game's name to its parts, by convention: `envs/NAME_v0.py` and `marl/agents/scripted/NAME.py`.
+"""Finds the parts of a game by its name: `envs/NAME_v0.py` and `marl/agents/scripted/NAME.py`.
 
 docs/howto/game.md builds one. Beside what it shows, the environment's module may have `PAYMENT` (settings that no
 player reads of, so that they make no other base), `FILES` (settings that name files), `EXCHANGEABLE` (by style, words

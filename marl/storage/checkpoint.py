@@ -264,7 +264,7 @@ def load_policy(
 
 
 def is_adapter(folder: str | Path) -> bool:
-    """True for the folder of an adapter."""
+    """Tells whether a policy's folder holds an adapter."""
     return (Path(folder) / SETTINGS_FILE).is_file()
 
 

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 from experiments import evaluate, learning, play, train
-from experiments.setup import entrants
+from experiments.setup import entrants, record
 from experiments.setup.config import plain
 from experiments.setup.players import style_of
 from experiments.setup.spec import run_spec
@@ -103,7 +103,9 @@ def test_an_imposter_learns_against_frozen_crewmates(run: Train) -> None:
     assert not identical(made / "policy", Path(read_card(made / "policy")["base"]))
 
 
-def test_two_learn_in_turn_and_end_as_if_they_had_not_been_stopped(run: Train, bases: Path, tmp_path: Path) -> None:
+def test_two_learn_in_turn_and_end_as_if_they_had_not_been_stopped(
+    run: Train, bases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = run(*TWO)
     rows = logged(made, "train")
     assert "loss/policy" in rows[1] and "rival/loss/policy" not in rows[1]
@@ -120,7 +122,9 @@ def test_two_learn_in_turn_and_end_as_if_they_had_not_been_stopped(run: Train, b
 
     cfg = configure("train", *AMONG_US, *TWO, f"runs={tmp_path}", f"cache={bases}")
     stop(cfg, 2, saved=False)
+    monkeypatch.setattr(record, "git_commit", lambda: "new code")
     again = train.main(cfg)
+    assert json.loads((again / "run.json").read_text())["git_commit"].endswith(", new code")  # after that of before
     assert (again / "metrics.jsonl").read_text() == (made / "metrics.jsonl").read_text()
     assert identical(again / "policy", made / "policy") and identical(again / "rival", made / "rival")
     for name in ("learner-optimizer", "rival-optimizer"):

@@ -149,6 +149,23 @@ def test_arguments_that_may_hold_a_secret_are_not_told() -> None:
     assert told(given) == "seed=1 chat.key=... +chat.extra.token=... chat.model=a=b -m"
 
 
+@pytest.mark.slow
+def test_a_training_run_stops_where_the_budget_is_spent_and_goes_on_with_a_larger_one(
+    server: Server, tmp_path: Path
+) -> None:
+    few = [
+        "name=tiny", "cast.negotiator.partner=chat", "cast.negotiator.partners=1", "algo.iterations=1", "algo.games=4",
+        "algo.concurrency=4", "algo.update.minibatches=1", "eval.games=0", "eval.final_games=2", f"runs={tmp_path}",
+        "chat.model=m", f"chat.url={server.url}",
+    ]  # fmt: skip
+    with pytest.raises(UserError, match=r"chat: budget spent.*chat\.calls"):
+        train.main(configure("train", *SMALL, *few, "chat.calls=1"))
+    (run,) = tmp_path.glob("tiny-*")
+    assert not (run / "run.json").exists() and not list(tmp_path.glob("bases/*/evaluations/*/evaluation.json"))
+    train.main(configure("train", *SMALL, *few, "chat.calls=1000"))
+    assert json.loads((run / "run.json").read_text())["chat"]["lost"] == {}
+
+
 def test_a_training_run_keeps_no_secret_and_goes_on_by_the_same_settings(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

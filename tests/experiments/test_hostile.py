@@ -179,6 +179,15 @@ def test_whole_numbers_have_an_end(
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.parametrize("value", [1e13, -1, 0, 1.5, True, None])
+def test_games_are_counted_in_whole_numbers(configs: dict[str, DictConfig], value: Any) -> None:
+    for name, main in (("evaluate", evaluate.main), ("play", play.main), ("crossplay", crossplay.main)):
+        cfg = configs[name].copy()
+        cfg.games = value
+        with pytest.raises(UserError, match=f"games={value}: must be".replace("+", r"\+")):
+            main(cfg)
+
+
 def test_large_numbers_that_make_sense_are_taken(configs: dict[str, DictConfig]) -> None:
     cfg = configs["evaluate"].copy()
     check_count(MOST, "games")

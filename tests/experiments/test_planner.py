@@ -11,12 +11,14 @@ from omegaconf import DictConfig
 from experiments import evaluate, play
 from experiments.setup import entrants
 from experiments.setup.players import check_players, played_as, player_slots, seat_players
-from marl.agents.model import PlayConfig
+from marl.agents.model import ModelAgent, PlayConfig
 from marl.algorithms.ppo import PPOConfig
 from marl.algorithms.rl_pikl import RLPiklConfig
 from marl.common.errors import UserError
 from marl.metrics.stats import Metrics
 from marl.planning.planner import SLOTS, PlannerConfig, PlanningAgent
+from marl.report.transcripts import episode_to_json
+from marl.report.views import game_view
 from marl.rollout.cast import Seats, by_role
 from marl.rollout.games import env_maker
 from marl.rollout.rollout import rollout
@@ -71,6 +73,19 @@ def test_whoever_is_called_so_plans(run: str, tmp_path: Path) -> None:
     for text in (a, b):
         turns = [(e["players"][t["agent"]], t) for e in map(json.loads, text.splitlines()) for t in e["turns"]]
         assert {name for name, turn in turns if "planned" in turn} == {"small+plan"}
+        claims = [(name, turn) for name, turn in turns if turn["text"].startswith("[propose] (") and not turn["error"]]
+        assert {name for name, turn in claims if "planned" not in turn} == {"scripted"}  # no claim of a planner is free
+
+
+def test_reports_show_the_plan() -> None:
+    limits = {"slots": 4, "context": 1024, "max_new_tokens": 24}
+    planner = PlanningAgent("p+plan", negotiator(), PlannerConfig(), "dond", **limits)
+    seats = {"player_0": planner, "player_1": ModelAgent("p", negotiator(), **limits)}
+    make_env = env_maker({"game": "dond", "style": "compact", "objective": 1.0, "max_entries": 12})
+    games = rollout(draw_games(3, 1, count=8), lambda game, env: seats, make_env, 4)
+    shown = [turn for e in games for turn in game_view(episode_to_json(e), "p")["turns"] if turn["plan"]]
+    assert shown and all(turn["text"].removeprefix("proposes ") in turn["plan"] for turn in shown)
+    assert all(turn["agent"] == "player_0" for turn in shown)
 
 
 def test_a_partner_in_a_cast_plans() -> None:

@@ -100,6 +100,16 @@ def test_the_published_folder_is_whole(root: Path, published: Path) -> None:
     table = by_name(read_table(published / "table.csv"))
     assert {arm for arm, _ in iqm} == {"RL", "RL+L+S"}  # their base is one model
     assert all(value == pytest.approx(table[key].mean, abs=1e-4) for key, value in iqm.items())  # of two none goes
+    profiles = csv_rows(published / "profiles.csv.gz")
+    assert all(0 <= float(row["low"]) <= float(row["share"]) <= float(row["high"]) <= 1 for row in profiles)
+    resampled = by_name(read_table(published / "bootstrap.csv"))
+    won = {arm: resampled[arm, "game/win_rate/crewmates"] for arm in ("RL", "RL+L+S", "RL+L+S - RL")}
+    assert len(resampled) == 3 and (won["RL+L+S - RL"].seeds, won["RL+L+S - RL"].games) == (2, 32)
+    assert [row.mean for row in won.values()] == [0.1875, 0.375, 0.1875]
+    assert all(row.low <= row.mean <= row.high for row in won.values())
+    header, *lines = (published / "table.csv").read_text().splitlines()
+    assert header == "arm,metric,mean,low,high,seeds,games"
+    assert all(line.count(",") == 6 and ",," not in line for line in lines)  # no blank cell
     assert not {"equal_compute_shaping_0.2.csv", "iqm_shaping_0.2.csv"} & names  # one arm, one seed
     (row,) = read_table(published / "differences_shaping_0.2.csv")  # one seed: paired by game, of one metric
     assert (row.arm, row.metric, row.seeds, row.games) == ("RL - base", "game/win_rate/crewmates", 1, 16)

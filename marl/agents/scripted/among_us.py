@@ -304,7 +304,7 @@ class CarefulCrewmate(Memory):
                 self.suspicion[speaker] += 0.4
 
     def voted(self, tally: events.Tally) -> None:
-        """With one imposter, whoever was ejected was innocent if play goes on: suspects its accusers a little more."""
+        """Suspects the accusers of an ejected player a little more if play goes on, for then it was innocent."""
         if tally.ejected and self.imposters == 1:
             for name in self.accusers.get(tally.ejected, ()):
                 self.suspicion[name] += 0.3

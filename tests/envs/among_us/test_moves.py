@@ -106,7 +106,7 @@ def test_impossible_settings_are_refused_by_name(setting: str, value: Any) -> No
 def test_settings_that_make_no_game_together_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^width and height must not both be 1"):
         among_us.parallel_env(width=1, height=1)
-    with pytest.raises(ValueError, match=r"^imposters must be fewer than crewmates, at most 1 among 4 players, got 2"):
+    with pytest.raises(ValueError, match=r"^imposters must be fewer than crewmates: at most 1 of 4 players, got 2"):
         among_us.parallel_env(players=4, imposters=2)
     assert among_us.parallel_env(width=1, height=2, players=7, imposters=3).rules.imposters == 3
     with pytest.raises(TypeError, match="playres"):

@@ -68,6 +68,16 @@ def test_a_run_plays_as_many_games_at_a_time_as_fit_and_notes_how_many(
     assert evaluations[0] == evaluations[1]
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_pages")
+def test_games_that_are_not_there_change_no_bit(bases: Path, tmp_path: Path) -> None:
+    """Caches have room for the games that are played, whatever may be played at a time."""
+    few = ["algo.iterations=1", "eval.every=0", "eval.games=4", "eval.final_games=3", f"runs={tmp_path}"]
+    runs = [train.main(configure("train", *DOND, *few, f"cache={bases}", f"algo.concurrency={n}")) for n in (6, 99)]
+    assert runs[0] != runs[1]  # the name says what was asked for
+    assert len({(run / "metrics.jsonl").read_text() for run in runs}) == 1
+
+
 def test_a_context_that_no_model_holds_is_refused_before_the_base_is_trained(tmp_path: Path) -> None:
     save(tmp_path / "model", random_lm("qwen3", 300, context=512), hf_tokenizer(CHATML, single_digits=True))
     cfg = configure("train", 

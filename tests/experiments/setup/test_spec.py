@@ -142,6 +142,8 @@ base=human data.dond=/nonexistent | data.dond=/nonexistent:
 cast.negotiator={partner:nobody,partners:0.1} | There is no scripted negotiator 'nobody'
 cast.negotiator.partners=2 | cast.negotiator.partners=2: leaves no seat to learner, who learns
 algo.alternate=5 | algo.alternate=5: learner learns alone; must be 0
+eval.cast.negotiator.partners=2 | cast.negotiator.partners=2: leaves no seat to learner, who learns
+cast.negotiator.partners=-1 | partners=-1.0: must not be negative
 cast.negotiator.partners=2.5 | cast.negotiator.partners=2.5: there are only 2 seats of this role
 cast.negotiator.pool=-1 | pool=-1: must not be negative
 cast.negotiator.pool=2 | cast.negotiator.pool=2: past selves hold no seat; set cast.negotiator.partners
@@ -175,6 +177,9 @@ reward.speaking.of=odds | reward.speaking.of=odds: must be one of probability, l
 loss=plan loss.plan.form=l2 | loss.plan.form=l2: must be one of cross_entropy, kl
 cast.negotiator.partner=scripted+plan cast.negotiator.partners=1 | scripted has no policy to plan from
 algo.concurrency=0 | algo.concurrency=0: must be at least 1
+algo.alternate=-1 | algo.alternate=-1: must not be negative
+algo.games=1.5 | algo.games=1.5: must be a whole number
+algo.temperature=0 | algo.temperature=0.0: must be above 0
 algo.update.minibatches=0 | algo.update.minibatches=0: must be at least 1
 algo.imitate=best | algo.imitate=best
 eval.final_games=0 | eval.final_games=0: must be at least 1
@@ -197,10 +202,14 @@ loss.listening.renamed=true | loss.listening.renamed=true: env.game=dond has no 
 base.lessons=[{players:nobody,steps:5}] | base.lessons\[0\]: There is no scripted negotiator 'nobody'
 base.lessons=[{players:random}] | base.lessons\[0\].steps is missing
 env=among_us base.lessons=[{players:random,steps:1,env:{players:9}}] | base.lessons\[0\]: env.players
+base.lessons=[[random,5]] | base.lessons\[0\]=\['random', 5\]: must be settings of Lesson:
+base.lessons=[{players:random,steps:0.5}] | base.lessons\[0\].steps=0.5: must be a whole number
+base.rows=0 | base.rows=0: must be at least 1
 base.players=nobody | base.players: There is no scripted negotiator 'nobody'
 base=human base.lessons=[{players:random,steps:5}] | only scripted players answer; must be
 base.dropout=1.0 | base.dropout=1.0: must lie in
 base.seed=-1 | base.seed=-1: must be from 0 to 9223372036854775807
+base.seed=9223372036854775808 | base.seed=9223372036854775808: must be at most
 base.learning_rate=-0.5 | base.learning_rate=-0.5: must not be negative
 eval.temperature=1e-40 | eval.temperature=1e-40: must be a number from 0.001 to 1,000.0, or 0
 algo.temperature=-1 | algo.temperature=-1.0: must be a number from 0.001
@@ -224,6 +233,12 @@ eval.cast.negotiator=5 | eval\.cast\.negotiator=5: must be a group of settings
 base.lessons=[{players:random,steps:1,env:5}] | base.lessons\[0\].env=5: must be a group of settings
 base.vary.objective=5 | base.vary.objective=5: must be a list
 threads=-1 | threads=-1: must be a whole number, at least 1
+threads=true | threads=True: must be a whole number
+runs=null | runs=None: must be the name of a folder
+env.game=null | env.game=None: must be the name of a game
+base=human data.dond=5 | data.dond=5: must be the name of a folder
+model.context=1e9 | model.context=1000000000.0: must be a whole number
+model.vocab_size=1000000000 | model.vocab_size=1000000000: must be at most 1,000,000
 name=a/b | name='a/b': must be a name that can be part of a folder's
 arm=null | arm=None: must be a name
 init.learner=true | init.learner=True: must be text, or null

@@ -15,11 +15,12 @@ from experiments import evaluate, train
 from experiments.setup import entrants
 from experiments.setup.stages import Stage, base_folder, stages_of
 from experiments.studies import conditions, conditions_tables
+from experiments.studies.conditions_tables import read_played
 from marl.common.errors import UserError
 from marl.common.files import csv_rows, read_json, write_json
 from marl.decoding import memory
 from marl.metrics.stats import Interval, seed_mean
-from marl.metrics.tables import ArmRun
+from marl.metrics.tables import ArmRun, ablation_table
 from marl.planning.planner import PlannerConfig
 from marl.storage.checkpoint import folder_digest, load_policy, read_card, save_policy
 from marl.storage.folder import CARD, REFERENCE
@@ -228,6 +229,20 @@ def test_tables_and_figure_are_made_again_from_the_figures_of_each_run(
     for data, said in (("none.csv", "cannot be read"), (played / "small.csv", "expected the columns arm, seed")):
         with pytest.raises(UserError, match=rf"data={data}: .*{said}"):
             conditions.main(study(Path("none"), f"data={data}", f"publish={tmp_path}"))
+
+
+RESULTS = Path(conditions.__file__).parents[1] / "results"
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.rglob("*_per_seed.csv.gz")), ids=lambda path: path.name)
+def test_published_tables_are_those_of_the_published_figures_of_each_run(path: Path) -> None:
+    made = {(r.arm, c, r.metric): r for c, runs in read_played(path).items() for r in ablation_table(runs)}
+    rows = csv_rows(path.with_name(path.name.replace("_per_seed.csv.gz", ".csv")))
+    assert len(rows) == len(made)
+    for row in rows:
+        own = made[row["arm"], row["condition"], row["metric"]]
+        found = [float(row[name]) for name in ("mean", "low", "high")]
+        assert found == pytest.approx([own.mean, own.low, own.high], rel=1e-3, abs=1e-4), row
 
 
 @pytest.mark.slow

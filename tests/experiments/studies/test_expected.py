@@ -115,6 +115,14 @@ def test_the_shipped_bands_are_what_the_command_makes_and_hold_the_runs_that_mad
     assert [b.low for b in shipped] == pytest.approx([b.low for b in made], rel=1e-5)
 
 
+def test_longer_runs_of_the_same_settings_are_inside_too() -> None:
+    """Those of dond_long did not make the ablation's band; for its twenty iterations they do the same."""
+    found = expected_of("dond_ablation", "full", {"game": "dond", "objective": 1.0})
+    assert found is not None
+    for _, rows in published_runs(FOLDER.parent / "dond_long/curves.csv.gz"):
+        assert len(rows) == 40 and "inside" in found.verdict(rows) and "all of 20 iterations" in found.verdict(rows)
+
+
 @pytest.mark.parametrize(
     ("metric", "spoil"),
     [

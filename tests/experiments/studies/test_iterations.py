@@ -12,12 +12,16 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from experiments.studies import iterations
+from experiments import train
+from experiments.studies import crossplay, iterations
 from experiments.studies.iterations import correlation, plateau
 from marl.common.errors import UserError
 from marl.common.files import csv_rows
 from marl.metrics.stats import Interval, seed_mean, wilson
-from tests.composing import cases, composed_once
+from tests.composing import cases, composed_once, configure
+from tests.experiments.studies.test_frontier import TEST
+from tests.human_dialogues import ROWS, games_of, write
+from tests.runs import logged
 
 
 def test_the_correlation_is_that_of_all_single_scores() -> None:
@@ -280,3 +284,35 @@ def test_one_policy_before_training_is_no_surer_for_being_many_seeds(tmp_path: P
         run(tmp_path, f"x-{seed}", "a", seed, [3, 3.4 + seed / 1000])
     found = by_name(collect(tmp_path) / "iterations_summary.csv", "figure")
     assert float(found["plateau/mean",]["mean"]) == 0  # .4 is 1.73 of them; with .2 / sqrt(3) twice it were 2.45
+
+
+SMALL = [
+    "progress=false", "threads=1", "base.epochs=1", "model.hidden_size=32", "model.layers=1", "model.max_new_tokens=8",
+    "model.intermediate_size=64", "algo.games=4", "algo.concurrency=4", "algo.update.minibatches=1", "eval.every=1",
+    "eval.games=4", "eval.final_games=4", "env.objective=1",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_filtered_cloning_from_a_stronger_player_and_from_few_human_games(tmp_path: Path) -> None:
+    """The shipped sweeps in miniature, and their players at one table: all bases of people share a tokenizer."""
+    (tmp_path / "data").mkdir()
+    data = write(tmp_path / "data", (*ROWS, *games_of(12)), test=TEST)
+    common = [*SMALL, f"data.dond={data}", f"runs={tmp_path}"]
+    strong = train.main(configure("train", "sweep=dond_filtered_bc_ppo", "ablation=full", *common, "algo.iterations=1"))
+    began = "init.learner='dond_filtered_bc_ppo-full-s${seed}-*'"
+    cloned = train.main(
+        configure("train", "sweep=dond_filtered_bc", began, "arm=from_ppo", *common, "algo.iterations=2")
+    )
+    weak = train.main(
+        configure("train", "sweep=dond_filtered_bc_300", "base.human_games=3", *common, "algo.iterations=2")
+    )
+    end, start = logged(strong, "eval")[1], logged(cloned, "eval")[0]
+    assert end["game/score"] == start["game/score"] and end["talk/turns"] == start["talk/turns"]
+    iterations.main(settings(f"runs={tmp_path}", "select=['*_bc-*','*_300-*']"))
+    found = csv_rows(tmp_path / "iterations" / "iterations.csv.gz")
+    assert {(r["arm"], r["iteration"]) for r in found} == {(a, i) for a in ("from_ppo", "from_300") for i in "012"}
+    quiet = ["games=4", "concurrency=4", "progress=false", "threads=1", f"runs={tmp_path}"]
+    crossplay.main(configure("crossplay", f"players=[{strong},{cloned},{weak},careful]", *quiet))
+    labels = {row["row"] for row in csv_rows(tmp_path / "crossplay" / "crossplay.csv.gz")}
+    assert labels == {*(run.name.rpartition("-")[0] for run in (strong, cloned, weak)), "careful"}

@@ -271,12 +271,14 @@ def test_no_interval_holds_what_a_mean_cannot_be(metric: str, least: float, most
 
 
 def test_a_share_that_all_seeds_agree_on_is_not_certain() -> None:
-    """Never seen in 3,000 games: Wilson's interval, up to z^2 / (n + z^2). A mean that is no share stays as it is."""
+    """Never seen in 3,000 games: Wilson's interval, up to z^2 / (n + z^2). A mean that is no share stays as it is, and
+    so does a share that no game can change: with four players a vote at random is right once in three times."""
     figures = {"errors/aborted": Interval(0, 0, 0.004, 1000), "talk/turns": Interval(3, 3, 3, 1000)}
-    aborted, turns = ablation_table([ArmRun("full", seed, figures) for seed in range(3)])
+    figures["vote/chance"] = Interval(1 / 3, 1 / 3, 1 / 3, 1000)
+    aborted, turns, chance = ablation_table([ArmRun("full", seed, figures) for seed in range(3)])
     z = float(norm.ppf(0.975))
     assert (aborted.mean, aborted.low) == (0.0, 0.0) and aborted.high == pytest.approx(z**2 / (3000 + z**2))
-    assert (turns.low, turns.high) == (3.0, 3.0)
+    assert (turns.low, turns.high) == (3.0, 3.0) and (chance.low, chance.high) == (1 / 3, 1 / 3)
 
 
 def test_ablation_table_has_no_gaps() -> None:

@@ -45,11 +45,11 @@ def test_a_game_of_three_turns_with_its_branches_behind_it() -> None:
     batch = collate([(three_turns(), "a")], {})
     assert batch.tokens.tolist() == [[*range(10, 18), 20, 21, 22, 23, 24]]
     assert batch.branch.tolist() == [[0] * 8 + [1, 1, 2, 3, 3]]
-    assert batch.place.tolist() == [[*range(8), 4, 5, 4, 7, 8]]
+    assert batch.position_ids.tolist() == [[*range(8), 4, 5, 4, 7, 8]]
     assert batch.kind[0, 8:].tolist() == [Kind.QUESTION] * 5 and batch.lengths.tolist() == [13]
     assert batch.position.tolist() == [9, 10, 12] and batch.row.tolist() == [0, 0, 0]
     assert batch.reply.nonzero()[:, 1].tolist() == [4, 5, 7]
-    seen = sees(batch.branch, batch.place)[0]
+    seen = sees(batch.branch, batch.position_ids)[0]
     assert ["".join("x" if each else "." for each in row) for row in seen.tolist()] == [
         "x............",
         "xx...........",

@@ -160,7 +160,7 @@ def test_the_listening_loss_is_that_of_fresh_reads_in_any_passes(tiny: Policy) -
         row, end = int(batch.row[n]), int(batch.position[n])
         number = int(batch.branch[row, end])
         own = (batch.branch[row] == number) & (torch.arange(batch.shape[1]) <= end)
-        first = int(batch.place[row, own][0]) if number else 0
+        first = int(batch.position_ids[row, own][0]) if number else 0
         ids = [*batch.tokens[row, :first].tolist(), *batch.tokens[row, own].tolist()]
         with torch.no_grad():
             logits = tiny.logits(tiny.hidden(torch.tensor([ids]))[0, -1])
@@ -210,7 +210,7 @@ def test_branches_are_renamed_with_their_row(tiny: Policy) -> None:
     batch = collate(seats_of(play(SETTINGS["among_us"], tiny), ["learner"]), {})
     families = torch.tensor([[tiny.tokens.encode(" Red")[0], tiny.tokens.encode(" Blue")[0]]])
     renamed = Renaming(families, tiny.tokens.size, torch.Generator().manual_seed(2))(batch)
-    assert torch.equal(renamed.branch, batch.branch) and torch.equal(renamed.place, batch.place)
+    assert torch.equal(renamed.branch, batch.branch) and torch.equal(renamed.position_ids, batch.position_ids)
     swaps = {tuple(pair) for pair in torch.stack([batch.tokens, renamed.tokens], -1)[batch.branch > 0].tolist()}
     assert swaps
 
