@@ -75,6 +75,10 @@ class Study:
     folder: Path
 
     @property
+    def planners(self) -> dict[str, Arm]:
+        return {**self.bots, **self.arms}
+
+    @property
     def names(self) -> list[str]:
         return [SCRIPTED, ANCHOR, *self.bots, *self.arms]
 
@@ -85,7 +89,7 @@ class Study:
 
     def how(self, name: str, rated: bool = True) -> Search:
         """How a player plans, when it is rated or when it learns."""
-        arm = (self.bots | self.arms)[name]
+        arm = self.planners[name]
         return make(Search, {**self.search, **arm.search, **(arm.play if rated else {})}, f"{name}.search")
 
     def trained(self, name: str, seed: int) -> OrderNet:
@@ -289,7 +293,7 @@ def player_of(study: Study, name: str, seed: int) -> Player:
     if name == ANCHOR:
         return NetPlayer(study.game, anchor)
     net = study.trained(name, seed) if name in study.arms else anchor
-    arm = (study.bots | study.arms)[name]
+    arm = study.planners[name]
     return NetPlayer(study.game, net, study.how(name), anchor if arm.anchored else None)
 
 

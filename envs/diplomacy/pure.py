@@ -138,7 +138,8 @@ def _retreat(after: Small, units: Small, owned: Small, fled: Bools, origin: Smal
     rank = (PLACES[:, None] - powers) % N + np.where(owned[:, games] == powers, 0, N)
     rank[powers, each] = -1  # home first
     goal = np.where(free, rank, 99).argmin(0)
-    games, powers, goal = (part[free.any(0)] for part in (games, powers, goal))
+    has_way = free.any(0)
+    games, powers, goal = games[has_way], powers[has_way], goal[has_way]
     arrivals = np.zeros(after.shape, np.int8)
     np.add.at(arrivals, (goal, games), 1)
     alone = arrivals[goal, games] == 1

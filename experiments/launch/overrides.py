@@ -26,7 +26,8 @@ Check = Callable[[DictConfig, Callable[..., DictConfig]], None]
 MAY_BE_NULL = ("compare", "model.lora")  # settings of a command that take null, though their default is not null
 # What ~KEY may leave out: terms, players, and files that only set what others define.
 REMOVABLE = (
-    "loss.", "reward.", "cast.", "variants.", "conditions.", "tuned", "pretrained", "experiment", "ablation", "sweep"
+    "loss.", "reward.", "cast.", "variants.", "conditions.", "arms.", "bots.", "tuned", "pretrained", "experiment",
+    "ablation", "sweep"
 )  # fmt: skip
 
 

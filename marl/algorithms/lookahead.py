@@ -99,7 +99,7 @@ def regress(
     for _ in range(updates):
         rows = rng.integers(len(data.states), size=config.batch)
         by = rng.integers(game.players, size=config.batch)
-        states, orders, scores = game.turned(*(part[rows] for part in data), by)
+        states, orders, scores = game.turned(data.states[rows], data.orders[rows], data.scores[rows], by)
         features, target = torch.from_numpy(game.features(states)), torch.from_numpy(scores.astype(np.float32))
         ids, legal = torch.from_numpy(orders.astype(np.int64)), torch.from_numpy(game.legal(states))
         value = (learner.net.scores(features) - target).square().sum(-1).mean()

@@ -143,7 +143,7 @@ def draw(logprobs: Floats, legal: Bools, count: int, rng: np.random.Generator) -
     ladder = np.cumsum(np.exp(logprobs) * legal, axis=-1)
     heights = rng.random((*ladder.shape[:2], count)) * ladder[..., -1:]  # (S, L, count)
     picked = (ladder[:, :, None, :] > heights[..., None]).argmax(-1).swapaxes(1, 2)
-    return np.where(legal.any(-1)[:, None], picked, -1)
+    return np.where(legal.any(-1, keepdims=True).swapaxes(1, 2), picked, -1)
 
 
 def _candidates(
@@ -164,7 +164,7 @@ def _candidates(
     again = np.zeros(key.shape, np.bool_)
     ordered = np.take_along_axis(key, order, axis=-1)
     np.put_along_axis(again, order[..., 1:], ordered[..., 1:] == ordered[..., :-1], axis=-1)
-    rank[again | ~own.any(-1)[..., None]] = -np.inf
+    rank[again | ~own.any(-1, keepdims=True)] = -np.inf
     best = np.argsort(-rank, axis=-1, kind="stable")[..., : how.candidates]
     exists = np.take_along_axis(rank, best, axis=-1) > -np.inf
     found = np.take_along_axis(joint, best[..., None], axis=2)

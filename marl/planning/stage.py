@@ -45,9 +45,9 @@ def solve_stage(
     if solver not in SOLVERS:
         raise UserError(f"solver={solver}: must be one of {', '.join(SOLVERS)}")
     games, players, _ = legal.shape
-    absent = ~legal.any(-1)
-    legal = legal | (absent[..., None] & (np.arange(legal.shape[-1]) == 0))  # one action of no consequence
-    tau = np.where(legal, np.where(absent[..., None], 1.0, anchors), 0.0)
+    absent = ~legal.any(-1, keepdims=True)
+    legal = legal | (absent & (np.arange(legal.shape[-1]) == 0))  # one action of no consequence
+    tau = np.where(legal, np.where(absent, 1.0, anchors), 0.0)
     if not (tau >= 0).all() or not np.allclose(tau.sum(-1), 1, atol=1e-5):
         raise UserError("anchor: must be probabilities of sum 1 over legal actions. Normalise it over them")
     log_tau = np.log(np.maximum(tau, FLOOR), out=np.full(tau.shape, -np.inf), where=legal)
@@ -82,6 +82,6 @@ def solve_stage(
     return Stage(
         wanted,
         np.einsum("nk,snka->sna", beta, wanted),
-        np.where(legal & ~absent[..., None], values, -np.inf),
+        np.where(legal & ~absent, values, -np.inf),
         np.einsum("nk,snk->sn", beta, means),
     )

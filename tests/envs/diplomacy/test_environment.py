@@ -72,7 +72,7 @@ def check_contract(env: diplomacy.Diplomacy, observations: dict[str, Any], infos
 
 
 @given(data=st.data())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_any_settings_and_any_replies_keep_the_contract(data: st.DataObject) -> None:
     env = diplomacy.parallel_env(
         map_name=data.draw(st.sampled_from(MAPS)), years=data.draw(st.integers(1, 2)),
