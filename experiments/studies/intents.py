@@ -280,7 +280,8 @@ def kept(path: Path, find: Callable[[], Figures]) -> Figures:
 
 def switched(cicero: CiceroConfig, on: Mapping[str, Any]) -> CiceroConfig:
     """The settings with only these filters, each as `cicero.*` sets it."""
-    return replace(cicero, **{name: getattr(cicero, name) if on.get(name) else off for name, off in OFF.items()})
+    chosen: dict[str, Any] = {name: getattr(cicero, name) if on.get(name) else off for name, off in OFF.items()}
+    return replace(cicero, **chosen)
 
 
 def play(made: Made, ensemble: Ensemble, cfg: DictConfig, spec: PlaySpec, place: Place) -> Figures:
