@@ -56,11 +56,11 @@ from marl.storage.checkpoint import copy_folder, folder_digest
 ABLATIONS: Mapping[str, Mapping[str, Any]] = {  # what is switched on beside the plan; `filters` off unless named
     "no intents": {},
     "intents": {},
+    "all": {"repetition": True, "nonsense": True, "correspondence": True, "value": True},
     "+ repetition": {"repetition": True},
     "+ nonsense": {"nonsense": True},
     "+ correspondence": {"correspondence": True},
     "+ value": {"value": True},
-    "all": {"repetition": True, "nonsense": True, "correspondence": True, "value": True},
 }
 Figures = dict[tuple[str, str], Interval]  # by arm and metric
 PEOPLE = "people"  # the model of people: the dialogue model that knows its own values and no intent
@@ -164,9 +164,9 @@ def make_models(seed: int, data: str, cfg: DictConfig, spec: PlaySpec, place: Pl
     )
     start = folder_digest(folders[ACTION])
     later = replace(base, epochs=cfg.epochs, learning_rate=cfg.learning_rate, human_games=cfg.human_games)
-    kept = place.cells / f"intents-train-{digest({'start': start, 'base': asdict(later)})[:8]}.json"
+    learned = place.cells / f"intents-train-{digest({'start': start, 'base': asdict(later)})[:8]}.json"
     say(f"seed {seed}: annotating the training dialogues")
-    _, taught = annotated(action, later, train_env, data, "train", kept)
+    _, taught = annotated(action, later, train_env, data, "train", learned)
     say(f"seed {seed}: {sum(map(len, taught.values()))} replies of {len(taught)} views are annotated")
     tested = place.cells / f"intents-{cfg.split}-{digest({'start': start})[:8]}.json"
     views, intents = annotated(action, replace(base, human_games=0), train_env, data, cfg.split, tested)
@@ -280,7 +280,8 @@ def kept(path: Path, find: Callable[[], Figures]) -> Figures:
 
 def switched(cicero: CiceroConfig, on: Mapping[str, Any]) -> CiceroConfig:
     """The settings with only these filters, each as `cicero.*` sets it."""
-    return replace(cicero, **{name: getattr(cicero, name) if on.get(name) else off for name, off in OFF.items()})
+    chosen: dict[str, Any] = {name: getattr(cicero, name) if on.get(name) else off for name, off in OFF.items()}
+    return replace(cicero, **chosen)
 
 
 def play(made: Made, ensemble: Ensemble, cfg: DictConfig, spec: PlaySpec, place: Place) -> Figures:
@@ -292,8 +293,8 @@ def play(made: Made, ensemble: Ensemble, cfg: DictConfig, spec: PlaySpec, place:
     refusals: list[list[object]] = []
     for partner in cfg.partners:
         for arm in ("people", *ABLATIONS):
-            kept = place.cells / f"games-s{made.seed}-{digest(played_by(made, arm, partner, cicero, cfg))[:10]}.json"
-            if not kept.exists():
+            path = place.cells / f"games-s{made.seed}-{digest(played_by(made, arm, partner, cicero, cfg))[:10]}.json"
+            if not path.exists():
                 agent = seat(made, arm, ensemble, cicero, limits, cfg.temperature)
                 place.bar.stage(f"seed {made.seed}: {arm} v {partner}", cfg.games)
                 other = people(made, "partner", limits, cfg.temperature)
@@ -301,9 +302,10 @@ def play(made: Made, ensemble: Ensemble, cfg: DictConfig, spec: PlaySpec, place:
                     other = text_player(partner, "dond", "partners")
                 episodes = rollout(games, turn_about(agent, other), make_env, limits.concurrency, place.bar.advance)
                 place.bar.close()
-                write_json(kept, {"games": measured(episodes, agent.name, made), "counts": counts_of(agent)})
-                write_episodes(kept.with_suffix(".jsonl"), episodes[:40])
-            about = read_json(kept)
+                found_ = {"games": measured(episodes, agent.name, made), "counts": counts_of(agent)}
+                write_json(path, {"arm": arm, "partner": partner, **found_})
+                write_episodes(path.with_suffix(".jsonl"), episodes[:40])
+            about = read_json(path)
             name = arm if partner == PEOPLE else f"{arm} v {partner}"
             for metric, each in figures_of(about["games"]).items():
                 found[name, metric] = each

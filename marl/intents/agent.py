@@ -268,7 +268,8 @@ class CiceroAgent(PlanningAgent):
 
     def _converse(self, key: Key, seat: ModelSeat, mind: Mind) -> list[Draw]:
         """Draws messages until enough pass the filters. Returns all, in the order in which they were drawn."""
-        config, drawn = self.cicero, []
+        config = self.cicero
+        drawn: list[Draw] = []
         wanted = config.candidates if config.value < 1 else 1
         while len(drawn) < config.draws and (passed := sum(not d.refused for d in drawn)) < wanted:
             more = self._draw(seat, min(wanted - passed, config.draws - len(drawn)), len(drawn))

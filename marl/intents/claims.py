@@ -65,9 +65,8 @@ class ClaimReader:
             hidden = self.engine.read([slot for _, slot, *_ in fresh], [chunk for *_, chunk, _ in fresh])
             ends = np.cumsum([len(chunk) for *_, chunk, _ in fresh]) - 1
             logits = self.engine.policy.logits(hidden[torch.from_numpy(ends).to(hidden.device)]) / self.temperature
-            logits = logits.double().cpu().numpy()
-            following = []
-            for (i, slot, left, _, size), row in zip(fresh, logits, strict=True):
+            following: list[tuple[int, int, list[int], list[int], int]] = []
+            for (i, slot, left, _, size), row in zip(fresh, logits.double().cpu().numpy(), strict=True):
                 choices: dict[int, list[int]] = {}
                 for claim in left:
                     choices.setdefault(texts[i][claim][size], []).append(claim)
@@ -81,9 +80,9 @@ class ClaimReader:
                         branches.append(group)
                 forks = [slot, *self.engine.fork(slot, len(branches) - 1)] if branches else []
                 taken += forks[1:]
-                for own, group in zip(forks, branches, strict=True):
+                for fork, group in zip(forks, branches, strict=True):
                     upto = size + _common([texts[i][claim][size:] for claim in group])
-                    following.append((i, own, group, texts[i][group[0]][size:upto], upto))
+                    following.append((i, fork, group, texts[i][group[0]][size:upto], upto))
             fresh = following
         for slot in taken:
             self.engine.free(slot)

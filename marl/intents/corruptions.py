@@ -53,7 +53,7 @@ class Bigrams:
         """Draws up to `most` words after this one."""
         words: list[str] = []
         while len(words) < most and (after := self.following.get(word)):
-            word = after[rng.integers(len(after))]
+            word = after[int(rng.integers(len(after)))]
             if not word:
                 break
             words.append(word)
@@ -70,7 +70,7 @@ def _replaced(message: str, rng: np.random.Generator, options: Callable[[str, st
     if not places:
         return None
     place, found = places[rng.integers(len(places))]
-    words[place] = found[rng.integers(len(found))]
+    words[place] = found[int(rng.integers(len(found)))]
     return " ".join(words)
 
 
@@ -139,13 +139,13 @@ def total(message: str, place: Place, rng: np.random.Generator) -> str | None:
 def stranger(message: str, place: Place, rng: np.random.Generator) -> str | None:
     """A message of another dialogue."""
     others = [other for other in place.strangers if other != message]
-    return others[rng.integers(len(others))] if others else None
+    return others[int(rng.integers(len(others)))] if others else None
 
 
 def repetition(message: str, place: Place, rng: np.random.Generator) -> str | None:
     """What its speaker has said before."""
     others = [other for other in place.before if other != message]
-    return others[rng.integers(len(others))] if others else None
+    return others[int(rng.integers(len(others)))] if others else None
 
 
 def weak(message: str, place: Place, rng: np.random.Generator) -> str | None:

@@ -36,7 +36,8 @@ def features(policy: Policy, rows: Sequence[Said]) -> Tensor:
     found: list[Tensor] = [torch.zeros(0)] * len(rows)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]))
     while order:
-        longest, group = 0, []
+        longest = 0
+        group: list[int] = []
         while order and (not group or (len(group) + 1) * len(rows[order[0]][0]) <= PASS_TOKENS):
             longest = max(longest, len(rows[order[0]][0]))
             group.append(order.pop(0))
@@ -97,8 +98,7 @@ class Ensemble:
 
     def rejected(self, found: Tensor, thresholds: Floats) -> NDArray[np.bool_]:
         """Whether each message is nonsense, (N,)."""
-        flags: NDArray[np.bool_] = (self.scores(found) > thresholds).any(1)
-        return flags
+        return np.asarray((self.scores(found) > thresholds).any(1))
 
     def without(self, kind: str) -> Ensemble:
         """The ensemble without the head of one kind, to measure what it catches of a kind that it never saw."""
