@@ -5,6 +5,8 @@ Written into `out`: `games.jsonl`, transcripts of finished games; `games.csv`, a
 to the first condition of each part, both by a bootstrap over people, since games of one person depend on each other;
 `study.json`, the study's text by version and how many people consented, were refused, finished and withdrew.
 
+`withdraw=CODE` first deletes all of the person with this code, while no server runs.
+
 Games that programs played are exported with `simulated=true`: their files are called simulated_*, and so are their
 players.
 """
@@ -25,6 +27,8 @@ from omegaconf import DictConfig
 
 from experiments.launch.command import command
 from experiments.launch.terminal import say
+from experiments.webapp.roster import Roster
+from experiments.webapp.store import Store
 from experiments.webapp.study import Study, from_json, read_study, study_folder
 from marl.common.errors import UserError, check_count, check_writable
 from marl.common.files import write_json
@@ -83,6 +87,8 @@ def main(cfg: DictConfig) -> Path:
     study = read_study(cfg.protocol)
     folder = Path(cfg.study_out) if cfg.study_out else study_folder(cfg.runs, study.name, cfg.simulated)
     out = Path(cfg.out) if cfg.out else folder / "export"
+    if cfg.withdraw is not None:
+        withdraw(folder, study, str(cfg.withdraw), cfg.simulated)
     kind, prefix = ("simulated", "simulated_") if cfg.simulated else ("human", "")
     with closing(opened(folder / "games.sqlite", cfg.simulated)) as db:
         studies = {
@@ -133,6 +139,19 @@ def main(cfg: DictConfig) -> Path:
     say(format_table(table))
     say(f"{len(games)} games of {len(people)} {'programs' if cfg.simulated else 'people'}: {out}")
     return out
+
+
+def withdraw(folder: Path, study: Study, code: str, simulated: bool) -> None:
+    """Deletes all of a person, as the page does. UserError while a server uses the games."""
+    opened(folder / "games.sqlite", simulated).close()
+    store = Store(folder / "games.sqlite")
+    try:
+        roster = Roster(store, study, simulated)
+        for game in roster.withdraw(roster.session_of(code)):
+            (folder / "episodes" / f"{game}.jsonl").unlink(missing_ok=True)
+    finally:
+        store.close()
+    say(f"All of {code} is deleted, also from this export. Delete older copies of exports too.")
 
 
 def opened(path: Path, simulated: bool) -> sqlite3.Connection:

@@ -24,6 +24,7 @@ import numpy as np
 from envs.core import Style, TurnKind
 from experiments.launch.terminal import say, say_error
 from experiments.webapp.opponents import Loaded, Opponents
+from experiments.webapp.places import Queue
 from experiments.webapp.store import Record, Store
 from marl.agents.base import Agent, Key, Reply, Request
 from marl.agents.chat import ChatAgent
@@ -145,6 +146,7 @@ class Engine:
         self._ready: list[Play] = []  # all have replied
         self._first: list[tuple[Play, Request]] = []  # asked before a restart, and not answered
         self._commands: queue.Queue[tuple[Future[Any], Callable[[], Any]] | None] = queue.Queue()
+        self._places = Queue()
         self._next = 0
         self._stopped = False
         self.thinking = 0.0  # seconds that opponents took for their replies, in all
@@ -152,7 +154,7 @@ class Engine:
 
     # --- What pages call ------------------------------------------------------------------------------------------
     def open(self, record: Record) -> Future[None]:
-        """Begins a game. UserError where there is no room."""
+        """Begins a game. Full where all places are taken, UserError where it cannot be played."""
         return self._submit(lambda: self._open(record))
 
     def say(self, game: str, number: int, text: str) -> Future[bool]:
@@ -233,10 +235,9 @@ class Engine:
 
     def _open(self, record: Record) -> None:
         plays = [play for play in self._plays.values() if not play.stopping]
-        if len(plays) >= self.limits.games:
-            raise UserError(f"All {self.limits.games} places are taken. Please try again in a few minutes.")
         if sum(play.record.person == record.person for play in plays) >= self.limits.each:
             raise UserError(f"You have {self.limits.each} open games. Finish or stop one of them first.")
+        self._places.admit(record.person, self.limits.games, len(plays))
         play = self._begin(record)
         try:
             self.store.add(record)

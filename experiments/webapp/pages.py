@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from experiments.webapp import watch
 from experiments.webapp.engine import Engine, Sight
 from experiments.webapp.forms import Refused, done, form_of
 from experiments.webapp.opponents import Opponents
+from experiments.webapp.places import Full
 from experiments.webapp.roster import Roster
 from experiments.webapp.session import COOKIE, Rate, Sessions, host_is_fine, origin_is_fine
 from experiments.webapp.store import Record, Store, new_record
@@ -127,6 +128,8 @@ class Site:
                     if plain
                     else self.html("error.html", refused.status, why=str(refused))
                 )
+            except Full as full:
+                response = self.queued(full, request.url.path, {})
             except UserError as error:
                 response = self.html("error.html", 400, why=str(error))
             for name, value in HEADERS.items():
@@ -173,6 +176,12 @@ class Site:
         response.headers.update(HEADERS)
         return response
 
+    def queued(self, full: Full, action: str, fields: Mapping[str, str]) -> Response:
+        """The page of somebody who waits for a place; it sends the same form again."""
+        response = self.html("full.html", 503, place=full.place, action=action, fields=fields)
+        response.headers["Retry-After"] = "5"
+        return response
+
     def html(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
         return HTMLResponse(self._templates.get_template(template).render(**values), status)
 
@@ -210,7 +219,10 @@ class Site:
         # A model is loaded here, so that games under way don't wait for it.
         await run_in_threadpool(self.opponents.load, opponent.name, env, self.engine.busy())
         record = new_record(person, opponent.name, env, seat)
-        await done(self.engine.open(record))
+        try:
+            await done(self.engine.open(record))
+        except Full as full:
+            return self.queued(full, "/play", form)
         return RedirectResponse(f"/play/{record.id}", 303)
 
     def own(self, request: Request, person: str) -> Sight:

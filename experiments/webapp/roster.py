@@ -79,7 +79,7 @@ class Roster:
             person, now = self.person(session), time.time()
             if person is None:
                 ((last,),) = self.store.do("SELECT COALESCE(MAX(number), 0) FROM people")
-                fields = (session, secrets.token_hex(4), last + 1, self.study.version, now)
+                fields = (session, f"p{secrets.token_hex(4)}", last + 1, self.study.version, now)
                 self.store.do("INSERT INTO people VALUES (?, ?, ?, ?, ?, 'screening', '')", *fields)
                 if self.study.screening is None:
                     self.passed(session, True)
@@ -140,6 +140,13 @@ class Roster:
 
     def finish(self, session: str) -> None:
         self.store.do("UPDATE people SET state = 'finished' WHERE person = ? AND state = 'playing'", session)
+
+    def session_of(self, code: str) -> str:
+        """The session of the person with this code. UserError if there is none."""
+        rows = self.store.do("SELECT person FROM people WHERE code = ?", code)
+        if not rows:
+            raise UserError(f"withdraw={code}: nobody in this study has this code. Look it up in people.csv.")
+        return str(rows[0][0])
 
     def withdraw(self, session: str) -> list[str]:
         """Deletes everything of a person but the fact that somebody withdrew. Returns its games."""

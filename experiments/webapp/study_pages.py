@@ -18,6 +18,7 @@ from starlette.responses import RedirectResponse, Response
 from experiments.webapp.engine import Engine, Sight
 from experiments.webapp.forms import done, form_of
 from experiments.webapp.opponents import Opponents
+from experiments.webapp.places import Full
 from experiments.webapp.roster import Person, Roster
 from experiments.webapp.study import Study
 from marl.common.errors import UserError
@@ -116,6 +117,8 @@ class StudyPages:
             await done(self.engine.open(record))
         except UserError as error:
             await run_in_threadpool(self.roster.take_back, record.id)
+            if isinstance(error, Full):
+                raise
             return await run_in_threadpool(self.shown, session, str(error))
         return RedirectResponse(f"/play/{record.id}", 303)
 

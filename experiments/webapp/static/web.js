@@ -65,6 +65,9 @@ async function wait(version) {
 
 if (table) prepare();
 
+const again = document.getElementById("again"); // a place in the queue
+if (again) setTimeout(() => again.requestSubmit(), 4000);
+
 const curves = document.getElementById("curves");
 if (curves) setInterval(async () => {
   if (document.hidden || curves.querySelector(".state").dataset.state !== "training") return;

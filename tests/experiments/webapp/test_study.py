@@ -328,6 +328,16 @@ def test_whoever_withdraws_leaves_nothing(tmp_path: Path) -> None:
     export = web_export.main(configure("web_export", f"protocol={tmp_path}/small.yaml", f"runs={tmp_path}"))
     assert json.loads((export / "study.json").read_text())["people"]["withdrawn"] == 1
     assert len(rows(export / "people.csv")) == 1
+    # By its code, as whoever runs the study does it
+    (left,) = (row["person"] for row in rows(export / "people.csv"))
+    by_code = (f"protocol={tmp_path}/small.yaml", f"runs={tmp_path}")
+    with pytest.raises(UserError, match="nobody in this study has this code"):
+        web_export.main(configure("web_export", *by_code, "withdraw=p00000000"))
+    with studying(tmp_path), pytest.raises(UserError, match="another server uses these games"):
+        web_export.main(configure("web_export", *by_code, f"withdraw={left}"))
+    web_export.main(configure("web_export", *by_code, f"withdraw={left}"))
+    assert json.loads((export / "study.json").read_text())["people"]["withdrawn"] == 2
+    assert not rows(export / "people.csv") and not list((folder / "episodes").glob("*.jsonl"))
 
 
 def test_an_export_without_a_study_says_so(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from envs.among_us import events
 from envs.among_us.state import Role
 from envs.among_us.texts import write
 from envs.core import Style
+from experiments.webapp import places
 from experiments.webapp.engine import Sight
 from experiments.webapp.table import table_view
 from marl.rollout.games import env_maker
@@ -90,3 +91,27 @@ def test_the_map_shows_whom_the_player_sees() -> None:
     assert [line["kind"] for line in table["lines"]][1] == "act"
     over = (*entries, ("seen", write(events.Over(Role.CREWMATE, "tasks"), Style.NATURAL)))  # type: ignore[arg-type]
     assert table_view(sight(*over, game="among_us", state="over"))["board"]["result"] == "You won"
+
+
+# --- The queue --------------------------------------------------------------------------------------------------------
+def test_places_go_to_those_who_wait_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two places: whoever asked first gets the first that is free; who no longer asks is passed over."""
+    now = [0.0]
+    monkeypatch.setattr(places.time, "monotonic", lambda: now[0])
+    queue = places.Queue()
+
+    def asks(person: str, open_games: int) -> int:
+        try:
+            queue.admit(person, 2, open_games)
+        except places.Full as full:
+            return full.place
+        return 0
+
+    assert [asks(who, 2) for who in "abca"] == [1, 2, 3, 1]
+    assert asks("b", 1) == 1 and asks("d", 1) == 3  # the free place is a's
+    assert asks("a", 1) == 0
+    assert [asks(who, 2) for who in "bcd"] == [1, 2, 3]
+    now[0] = 10.0
+    assert [asks(who, 2) for who in "cd"] == [2, 3]
+    now[0] = 20.0  # b has not asked for 20 seconds
+    assert asks("d", 1) == 1 and asks("c", 1) == 0 and asks("d", 1) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -57,6 +58,31 @@ def test_two_runs_are_watched_side_by_side(tmp_path: Path) -> None:
         assert person.get("/watch/one/final.jsonl/1/beside/four/final.jsonl/2").status_code == 400
         listed = person.get("/watch?arm=game_only").text
         assert "/watch/two/" in listed and "/watch/one/" not in listed
+
+
+def test_the_curves_of_a_run_grow_while_it_trains(tmp_path: Path) -> None:
+    run = tmp_path / "one"
+    run.mkdir()
+    write_text(run / "config.yaml", "arm: full\nseed: 3\nenv: {game: dond}\nalgo: {iterations: 3}\n")
+
+    def line(iteration: int) -> str:
+        return json.dumps({"iteration": iteration, "phase": "train", "game/score": 4.0 + iteration}) + "\n"
+
+    with serving(tmp_path) as browser:
+        person = browser()
+        assert "There are no figures yet" in person.get("/runs/one").text
+        for count in (1, 2, 3):
+            write_text(run / "metrics.jsonl", "".join(map(line, range(1, count + 1))) + '{"iteration": 4, "ph')
+            shown = person.get("/runs/one/curves").text
+            assert 'data-state="training"' in shown and f"{count} of 3" in shown
+            points = re.findall(r'points="([^"]*)"', shown)[0].split()
+            assert len(points) == count and f"{4 + count} (train)" in shown
+        listed = person.get("/runs").text
+        assert "training" in listed and "full 3" in listed and "<b>7</b>" in listed
+        assert "no report yet" in person.get("/runs/one/report").text
+        os.utime(run / "metrics.jsonl", (0, 0))
+        os.utime(run / "config.yaml", (0, 0))
+        assert 'data-state="stopped"' in person.get("/runs/one/curves").text
 
 
 def test_the_map_follows_everybody(tmp_path: Path) -> None:

@@ -286,7 +286,9 @@ def test_too_much_is_refused(tmp_path: Path) -> None:
         other = browser()
         assert other.post("/play", data=ask).status_code == 200
         full = other.post("/play", data=ask)
-        assert full.status_code == 400 and "places are taken" in full.text
+        assert full.status_code == 503 and "You are number 1 in the queue" in full.text
+        assert 'name="opponent" value="scripted"' in full.text  # what is sent again
+        assert "You are number 2 in the queue" in browser().post("/play", data=ask).text
         person.post(f"{page.address}/stop")
         assert other.post("/play", data=ask).status_code == 200
         for wrong in ({"opponent": "../../etc"}, {"seat": "imposter"}, {"game": "chess"}, {"objective": "1e9"}):
