@@ -13,10 +13,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "experiments" / "results"
 SETTINGS, METRICS = "<!-- settings -->", "<!-- metrics -->"
-GROUPS = (
-    "env model base algo loss reward planner cicero chat tracker tuned pretrained ablation experiment sweep shared "
-    "study_page"
-)
+GROUPS = "env model base algo loss reward planner cicero chat tracker tuned pretrained ablation experiment sweep"  # others follow
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -54,11 +51,18 @@ def on_post_page(output: str, page: Any, **_: Any) -> str:
 
 
 def settings() -> str:
-    """Every configuration file that a training run reads, with its comments: they are the reference."""
-    parts = [section("train", ROOT / "conf" / "train.yaml")]
-    for group in GROUPS.split():
+    """Every configuration file, with its comments: they are the reference. Commands first, then groups of files."""
+    conf = ROOT / "conf"
+    first, *others = sorted(conf.glob("*.yaml"), key=lambda path: (path.stem != "train", path.stem))
+    parts = [section("train", first), "## Other commands\n", *(section(path.stem, path) for path in others)]
+    order = GROUPS.split()
+    groups = sorted(
+        {path.parent.name for path in conf.glob("*/*.yaml")},
+        key=lambda name: (order.index(name) if name in order else len(order), name),
+    )
+    for group in groups:
         parts.append(f"## {group}\n")
-        parts += [section(f"{group}={path.stem}", path) for path in sorted((ROOT / "conf" / group).glob("*.yaml"))]
+        parts += [section(f"{group}={path.stem}", path) for path in sorted((conf / group).glob("*.yaml"))]
     return "\n".join(parts)
 
 

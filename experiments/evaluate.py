@@ -57,7 +57,7 @@ from marl.rollout.seeds import EVALUATION, Game, draw_games
 def each_context(env: Mapping[str, Any], seed: int) -> list[Game]:
     """Returns a game of Deal or No Deal for each context that `env` draws from, in the file's order."""
     if env["game"] != "dond":
-        raise UserError("each_context=true: only Deal or No Deal has a list of contexts; give the number of games")
+        raise UserError("each_context=true: only Deal or No Deal has a list of contexts. Give the number of games.")
     chosen = pool(env["contexts"], env["split"])
     drawn = draw_games(seed, EVALUATION, count=len(chosen))
     return [

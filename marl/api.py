@@ -176,7 +176,7 @@ def play(
         seated = by_role(cast, {role: agent(player, held[role]) for role, player in players.items()})
     elif isinstance(players, Sequence) and not isinstance(players, str):
         if len(players) != 2:
-            raise UserError(f"players: {len(players)} in a list; give a pair, one player for all, or players by role.")
+            raise UserError(f"players: {len(players)} in a list. Give a pair, one player for all, or players by role.")
         seated = turn_about(*(agent(player, math.ceil(size / 2)) for player in players))
     else:
         seated = everyone(agent(players, size))

@@ -33,7 +33,7 @@ def check_losses(spec: RunSpec) -> None:
     kind, game, losses = spec.kind, spec.env["game"], spec.losses
     plans = any_reads(losses, "planned")
     if kind == "filtered_bc" and plans:
-        raise UserError("loss=plan: algo=filtered_bc imitates games as they were played; drop it, or take algo=ppo")
+        raise UserError("loss=plan: algo=filtered_bc imitates games as they were played. Drop it, or take algo=ppo.")
     if kind == "pikl" and not plans:
         raise UserError(
             "loss.plan is missing: with algo=pikl the policy learns from plans. Leave loss.plan in, or take algo=ppo."
@@ -43,12 +43,12 @@ def check_losses(spec: RunSpec) -> None:
         if imposters != 1 or mistake:
             raise UserError(
                 f"algo.value=plan: with env.imposters={imposters} and algo.planner.mistake={mistake} a plan does not "
-                "say how probable a win by the vote is; take paid, or one imposter and mistake 0"
+                "say how probable a win by the vote is. Take paid, or one imposter and mistake 0."
             )
     if plans and game not in PLANNED:
-        raise UserError(f"loss.plan: env.game={game} has nothing to plan; leave it out (~loss.plan)")
+        raise UserError(f"loss.plan: env.game={game} has nothing to plan. Leave it out (~loss.plan).")
     if not any(loss.weight for loss in losses.values()):
-        raise UserError(f"loss: with algo={kind} every weight is 0, so there is nothing to learn; raise one")
+        raise UserError(f"loss: with algo={kind} every weight is 0, so there is nothing to learn. Raise one.")
     for name, loss in losses.items():
         if kind != "ppo" and needs(loss, "reference"):
             raise UserError(
@@ -100,13 +100,13 @@ def check_base_is_read(base: BaseConfig) -> None:
     """Refuses settings that this base does not read: two run names would mean the same run."""
     if base.players and base.data == "human":
         raise UserError(
-            f"base.players={base.players}: base=human learns from people; leave it out, or take base=scripted, and no "
-            "data.dond"
+            f"base.players={base.players}: base=human learns from people. Leave it out, or take base=scripted, and no "
+            "data.dond."
         )
     for name in HUMAN_ONLY if base.data == "scripted" else ():
         if getattr(base, name) != getattr(BaseConfig, name):
             raise UserError(
-                f"base.{name}={getattr(base, name)}: base=scripted does not read it; leave it out, or take base=human"
+                f"base.{name}={getattr(base, name)}: base=scripted does not read it. Leave it out, or take base=human."
             )
 
 
@@ -119,7 +119,7 @@ def check_learners(spec: RunSpec) -> None:
         raise UserError(f"eval.cast: {first} learns but does not play in evaluation: nothing would be measured")
     if spec.kind != "ppo" and others:
         names = ", ".join(spec.learners)
-        raise UserError(f"algo={spec.kind} trains one learner, and the cast has {names}; use algo=ppo")
+        raise UserError(f"algo={spec.kind} trains one learner, and the cast has {names}. Use algo=ppo.")
     for name in spec.init:
         if name not in spec.learners:
             raise UserError(

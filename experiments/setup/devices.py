@@ -48,23 +48,23 @@ def device_of(name: str, gpus: int, job: int = 0, rank: int | None = None) -> to
     if name == "cpu" or (name == "auto" and not gpus):
         return torch.device("cpu")
     if not gpus:
-        raise UserError(f"device={name}: no CUDA device is there; use device=cpu or device=auto")
+        raise UserError(f"device={name}: no CUDA device is there. Use device=cpu or device=auto.")
     there = f"this machine has {gpus} GPU{'s' * (gpus > 1)}, cuda:0{f' to cuda:{gpus - 1}' * (gpus > 1)}"
     if known[1] is None:
         if rank is not None and rank >= gpus:
-            raise UserError(f"device={name}: process {rank} finds none left, {there}; use --nproc-per-node {gpus}")
+            raise UserError(f"device={name}: process {rank} finds none left, {there}. Use --nproc-per-node {gpus}.")
         return torch.device("cuda", job % gpus if rank is None else rank)
     if int(known[1]) >= gpus:
         raise UserError(f"device={name}: {there}")
     if rank is not None:
-        raise UserError(f"device={name}: each process of torchrun takes a GPU of its own; use device=cuda")
+        raise UserError(f"device={name}: each process of torchrun takes a GPU of its own. Use device=cuda.")
     return torch.device("cuda", int(known[1]))
 
 
 def check_bf16(device: torch.device, setting: str) -> None:
     """Refuses a setting that asks for bfloat16 on a GPU without it. Warns where a CPU computes with it slowly."""
     if lacking := without_bf16(device):
-        raise UserError(f"{setting}=true: {lacking}; set it to false")
+        raise UserError(f"{setting}=true: {lacking}. Set it to false.")
     if device.type == "cpu" and not has_bf16_instructions():
         say(f"{setting}=true: this processor has no instructions for bfloat16, so false would be faster")
 

@@ -91,11 +91,11 @@ def check_names(names: Sequence[str], voices: Sequence[str | None], game: str) -
         if voice is not None and not is_model(name):
             raise UserError(f"voices[{number}]={voice}: {name} is no language model; only those take another's voice")
         if voice not in (None, "silence") and not is_model(voice):
-            raise UserError(f"voices[{number}]={voice}: is no language model; name a run's folder, base or silence")
+            raise UserError(f"voices[{number}]={voice}: is no language model. Name a run's folder, base or silence.")
         if voice is not None and name.endswith((SUFFIX, CICERO)) and game == "dond":
             raise UserError(
                 f"voices[{number}]={voice} would make the proposals of players[{number}]={name} too, so that none is "
-                "planned; choose voices=[] or planner=none"
+                "planned. Choose voices=[] or planner=none."
             )
 
 
@@ -209,4 +209,6 @@ def check_decided(given: Sequence[str], cfg: DictConfig, run: DictConfig, name: 
             if wanted != own:
                 limit = f"algo.{key.rpartition('.')[2]}"
                 other = f"; {limit} limits it here" if OmegaConf.select(run, limit, default=None) is not None else ""
-                raise UserError(f"{override}: {name} decides that, by {TELLS.get(key, key)}={own}; leave it out{other}")
+                raise UserError(
+                    f"{override}: {name} decides that, by {TELLS.get(key, key)}={own}. Leave it out{other}."
+                )

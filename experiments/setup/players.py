@@ -109,13 +109,13 @@ def check_plans(name: str, game: str) -> None:
     if not name.endswith(SUFFIX):
         return
     if game not in PLANNED:
-        raise UserError(f"{name}: env.game={game} has nothing to plan; leave out {SUFFIX}")
+        raise UserError(f"{name}: env.game={game} has nothing to plan. Leave out {SUFFIX}.")
     if bare(name) in LEARNERS:
         raise UserError(
-            f"{name}: a learner plans with algo=pikl, or learns from plans with loss=plan; leave out {SUFFIX}"
+            f"{name}: a learner plans with algo=pikl, or learns from plans with loss=plan. Leave out {SUFFIX}."
         )
     if bare(name) != "base" and not is_run(name):
-        raise UserError(f"{name}: {bare(name)} has no policy to plan from; name a run's folder or base")
+        raise UserError(f"{name}: {bare(name)} has no policy to plan from. Name a run's folder or base.")
 
 
 def planner_of(limits: PlayConfig) -> PlannerConfig:
@@ -236,8 +236,8 @@ def check_players(cast: Mapping[str, Seats], game: str, env: Any) -> None:
             raise UserError(f"cast.{role}.partners={seats.partners:g}: leaves no seat to {seats.player}, who learns")
         if seats.pool and not seats.partners:
             raise UserError(
-                f"cast.{role}.pool={seats.pool}: past selves hold no seat; set cast.{role}.partners, as 0.5 for half "
-                "of the games"
+                f"cast.{role}.pool={seats.pool}: past selves hold no seat. Set cast.{role}.partners, as 0.5 for half "
+                "of the games."
             )
     pooled = [seats.player for seats in cast.values() if seats.pool]
     if len(set(pooled)) < len(pooled):

@@ -57,8 +57,8 @@ class Record:
         for name in {**record.inputs, **began_with}:
             if record.inputs.get(name) != began_with.get(name):
                 raise UserError(
-                    f"{name} is not what this run began with: it was made again, or edited; put the old one back, or "
-                    f"remove {folder} to begin anew"
+                    f"{name} is not what this run began with: it was made again, or edited. Put the old one back, or "
+                    f"remove {folder} to begin anew."
                 )
         return record
 
@@ -125,9 +125,9 @@ class Record:
         if self.before and self.before.get("base") != self.base:
             raise UserError(
                 f"{folder or spec.model.name} is not the base that this run began with: it was made again, by "
-                f"other code or on other hardware, or is another version; put the old one back"
+                f"other code or on other hardware, or is another version. Put the old one back"
                 + (f" (without the new one {kept} is put there)" if folder else "")
-                + f", or remove {spec.folder} to begin anew"
+                + f", or remove {spec.folder} to begin anew."
             )
         # Without a checkpoint the copy is of an attempt of which nothing else is left: its base may have been another.
         if folder is None:

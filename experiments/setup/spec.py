@@ -69,16 +69,16 @@ class Spec:
             raise UserError(f"model.critic={self.critic}: must be one of {', '.join(CRITICS)}")
         check_text(self.human_data, "data.dond")
         if base.data == "none" and self.model.kind == "tiny":
-            raise UserError("base=none: a model from scratch knows no word yet; choose base=scripted, or model=hf")
+            raise UserError("base=none: a model from scratch knows no word yet. Choose base=scripted, or model=hf.")
         if self.human_data and base.data != "human":
             raise UserError(
-                f"data.dond={self.human_data}: base={base.data} does not read it; drop one, or take base=human"
+                f"data.dond={self.human_data}: base={base.data} does not read it. Drop one, or take base=human."
             )
         if base.data == "human" and game != "dond":
-            raise UserError(f"base=human: people played Deal or No Deal, not env.game={game}; choose base=scripted")
+            raise UserError(f"base=human: people played Deal or No Deal, not env.game={game}. Choose base=scripted.")
         if base.data == "human" and self.env.get("format", "free") != "free":
             raise UserError(
-                f"env.format={self.env['format']}: people's dialogues are in the free form; take it, or base=scripted"
+                f"env.format={self.env['format']}: people's dialogues are in the free form. Take it, or base=scripted."
             )
         if base.lessons and base.data == "human":
             raise UserError(
@@ -144,10 +144,10 @@ class RunSpec(Spec):
             if not isinstance(getattr(self, name), bool):
                 raise UserError(f"{name}={getattr(self, name)}: must be true or false")
         if self.shard and self.model.lora:
-            raise UserError("shard=true: an adapter has no weights to split; set it to false, or model.lora to null")
+            raise UserError("shard=true: an adapter has no weights to split. Set it to false, or model.lora to null.")
         if self.algo.play_bf16 and self.model.dtype == torch.bfloat16:
             raise UserError(
-                "algo.play_bf16=true: with model.lora.bf16=true all weights are in bfloat16; set one to false"
+                "algo.play_bf16=true: with model.lora.bf16=true all weights are in bfloat16. Set one to false."
             )
         check_length(self.folder.name, "name, arm and seed")
         check_losses(self)
@@ -259,7 +259,7 @@ def common_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
         check_nothing_secret(settings["chat"]["url"], settings["chat"]["key"])
     lm = make(ModelConfig, model, "model")  # before algo, which takes some of its settings
     if kind == "filtered_bc" and "planner" in algo:  # loss=plan brings it
-        raise UserError(f"loss=plan: algo={kind} imitates games as they were played; drop it, or take algo=ppo")
+        raise UserError(f"loss=plan: algo={kind} imitates games as they were played. Drop it, or take algo=ppo.")
     try:
         learner = make(ALGOS[kind], algo, "algo")
     except UserError as error:  # a planner does not know that it stands in algo here

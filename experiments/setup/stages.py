@@ -98,7 +98,7 @@ def base_folder(run: Path, policy: Path | None = None) -> Path:
         digest = read_json(run / CARD).get("base_digest") if (run / CARD).exists() else None
         there = [f for f in folders if (f / "policy.json").is_file() and (digest is None or not verify_folder(f))]
     if not there:
-        raise UserError(f"{run}: its base is not there ({name}); put it into {run.parent / 'bases'}")
+        raise UserError(f"{run}: its base is not there ({name}). Put it into {run.parent / 'bases'}.")
     own = [folder for folder in there if digest is None or folder_digest(folder) == digest]
     if not own:
         raise UserError(

@@ -59,7 +59,7 @@ class Work:
         chat = ChatAgent(spec.chat, stops=True) if spec.chat else None
         if chat and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise UserError(
-                f"cast: {CHAT} plays in runs of one process, whose calls can be counted; start without torchrun"
+                f"cast: {CHAT} plays in runs of one process, whose calls can be counted. Start without torchrun."
             )
         make_env, make_test_env = env_maker(spec.env), env_maker(spec.test_env)
         check_players(spec.cast, spec.env["game"], make_env())
@@ -156,8 +156,8 @@ def check_listeners(spec: RunSpec) -> None:
         for name in getattr(reward, "players", ()):
             if name not in (*hearing, *(called_in_games(each) for each in hearing if "/" in each)):
                 raise UserError(
-                    f"reward.{term}.players: {name} is none of those who listen, {', '.join(hearing)}; name one of "
-                    "them, or seat it (cast.ROLE.partner and partners)"
+                    f"reward.{term}.players: {name} is none of those who listen, {', '.join(hearing)}. Name one of "
+                    "them, or seat it (cast.ROLE.partner and partners)."
                 )
 
 

@@ -282,7 +282,9 @@ def stranger(entrant: Entrant, found: Sequence[Entrant]) -> str:
     if len(line) < 2:
         if entrant.arm == BASE:
             return BASE
-        raise UserError(f"cast: {NEXT_SEED} of {entrant.run.name}: there is no other seed of its arm; select more runs")
+        raise UserError(
+            f"cast: {NEXT_SEED} of {entrant.run.name}: there is no other seed of its arm. Select more runs."
+        )
     other = line[(place + 1) % len(line)]
     return str(other.base if entrant.arm == BASE else other.run)
 
@@ -312,7 +314,7 @@ def cell_of(entrant: Entrant, name: str, condition: Condition, cfg: DictConfig, 
         game = env_maker(env)()
         check_players(seating, env["game"], game)
         if condition.planner and env["game"] not in PLANNED:
-            raise UserError(f"planner: env.game={env['game']} has nothing to plan; leave it out")
+            raise UserError(f"planner: env.game={env['game']} has nothing to plan. Leave it out.")
         voices = {role: str(voice) for role, voice in condition.voices.items() if voice is not None}
         check_voices(voices, seating, entrant)
     except UserError as error:

@@ -186,7 +186,7 @@ def resolved(name: str, cfg: DictConfig) -> str:
     if is_run(name):
         game = read_card(policy_folder(name)).get("game")
         if game != "dond":
-            raise UserError(f"players: {name} was trained on {game}; name players of Deal or No Deal")
+            raise UserError(f"players: {name} was trained on {game}. Name players of Deal or No Deal.")
     elif bare(name) not in ("base", CHAT):
         text_player(name, "dond")
     return name
@@ -202,7 +202,7 @@ def entrants(names: Sequence[str], parts: PlaySpec, device: torch.device) -> lis
         player = Player(name, label, made_of(name, parts))
         other = found.setdefault(player.made_of, player)
         if other is not player:
-            raise UserError(f"players: {other.label} and {label} are one and the same; leave one of them out")
+            raise UserError(f"players: {other.label} and {label} are one and the same. Leave one of them out.")
     players = list(found.values())
     models = [player for player in players if is_run(player.name)]
     vocabularies = [load_tokenizer(str(policy_folder(player.name))).get_vocab() for player in models]
@@ -244,7 +244,7 @@ def the_base(names: Sequence[str], parts: PlaySpec, device: torch.device) -> Pat
     if len(bases) > 1:
         (first, _), (other, _), *_ = bases.values()
         raise UserError(
-            f"players: {first.name} and {other.name} started from different bases; name a base by its folder"
+            f"players: {first.name} and {other.name} started from different bases. Name a base by its folder."
         )
     if bases:
         return next(folder for _, folder in bases.values())

@@ -143,7 +143,7 @@ def subjects_of(run: Path, cfg: DictConfig) -> list[Subject]:
     with reading(run):
         env, learners = evaluated_game(config), learners_of(cast_of(config["cast"]))
     if config["env"]["game"] != "dond":
-        raise UserError(f"select: {run.name} is a run of {config['env']['game']}; name runs of Deal or No Deal")
+        raise UserError(f"select: {run.name} is a run of {config['env']['game']}. Name runs of Deal or No Deal.")
     people = people_folder(run, cfg.human)
     dialogues = {"split": cfg.split, "files": data_files(Path(cfg.data.dond))} if cfg.data.dond else None
     settings = {
@@ -168,15 +168,15 @@ def people_folder(run: Path, human: str | None) -> Path:
     """Returns the folder of the frozen model of people."""
     if human is not None:
         if not (Path(human) / "policy.json").is_file():
-            raise UserError(f"human={human}: no policy is in it; name the folder of a base made with base=human")
+            raise UserError(f"human={human}: no policy is in it. Name the folder of a base made with base=human.")
         return Path(human)
     folder = base_folder(run)
     with reading(folder):
         data = read_card(folder).get("made_of", {}).get("base", {}).get("data")
     if data != "human":
         raise UserError(
-            f"human=null: {run.name} did not start from a base of human dialogues; name the folder of one (runs/bases/"
-            "dond-human-...)"
+            f"human=null: {run.name} did not start from a base of human dialogues. Name the folder of one (runs/bases/"
+            "dond-human-...)."
         )
     return folder
 

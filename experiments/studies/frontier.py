@@ -259,8 +259,8 @@ def compared(cfg: DictConfig, base: Policy, anchor: Path, device: torch.device) 
             found.append(Entrant(arm, seed, policy, folder, made_of, {}))
             continue
         raise UserError(
-            f"compare={cfg.compare}: {folder.name} started from {other}; name runs that started from it, "
-            "or compare=null"
+            f"compare={cfg.compare}: {folder.name} started from {other}. Name runs that started from it, "
+            "or compare=null."
         )
     return found
 

@@ -153,7 +153,7 @@ def collected(runs: Sequence[Run]) -> list[Line]:
     lines: list[Line] = []
     for run in runs:
         if run.game != "dond":
-            raise UserError(f"select: {run.folder.name} is a run of {run.game}; name runs of Deal or No Deal")
+            raise UserError(f"select: {run.folder.name} is a run of {run.game}. Name runs of Deal or No Deal.")
     refuse_doubles((run.folder, objective_of(run.config), run.arm, run.seed) for run in runs)
     for run in runs:
         evaluations = [row for row in run.curves if row["phase"] == "eval"]

@@ -72,7 +72,7 @@ class PPOConfig(TrainConfig):
             )
         if not self.scale and name != "grpo":
             raise UserError(
-                f"algo.scale=false: algo.advantage={name} does not divide by a group's spread; leave it out"
+                f"algo.scale=false: algo.advantage={name} does not divide by a group's spread. Leave it out."
             )
         if name != "gae" and self.credit.gae_lambda != Credit.gae_lambda:
             raise UserError(

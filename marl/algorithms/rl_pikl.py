@@ -49,7 +49,7 @@ class RLPiklConfig(TrainConfig):
         if self.value not in VALUES:
             raise UserError(f"algo.value={self.value}: must be one of {', '.join(VALUES)}")
         if self.planner.choose == "own":
-            raise UserError("algo.planner.choose=own: with algo=pikl plans are played; choose sample or best")
+            raise UserError("algo.planner.choose=own: with algo=pikl plans are played. Choose sample or best.")
         if self.update.target_kl is not None:
             raise UserError("algo.update.target_kl: algo=pikl regresses to plans, not to its own draws; must be null")
 

@@ -267,7 +267,7 @@ def unpacked(path: Path) -> str:
         with gzip.open(BytesIO(read_bytes(path, linked=True))) as file:
             text = file.read(MOST_LINES + 1)
         if len(text) > MOST_LINES:
-            raise UserError(f"{path} holds more than {MOST_LINES:,} bytes: no file of this kind does; name another")
+            raise UserError(f"{path} holds more than {MOST_LINES:,} bytes: no file of this kind does. Name another.")
         return text.decode()
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise UserError(f"{path} is no compressed text ({error}): name another") from error

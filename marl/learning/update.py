@@ -175,11 +175,11 @@ def backward(
 def why_not_finite(name: str, loss: Loss, values: Tensor, outputs: Outputs) -> str:
     """Says whether the model's outputs or this loss's own values are not finite."""
     if any(bool(output.isnan().any()) for output in vars(outputs).values()):
-        return f"loss.{name}: the model's outputs are not finite; lower algo.update.learning_rate or a loss weight"
+        return f"loss.{name}: the model's outputs are not finite. Lower algo.update.learning_rate or a loss weight."
     wrong = int((~values.isfinite()).sum())
     return (
         f"loss.{name}: {type(loss).__name__} returned {float(values.sum())}, not finite at {wrong} of {values.numel()} "
-        "places; mend the term, or lower algo.update.learning_rate or its weight"
+        "places. Mend the term, or lower algo.update.learning_rate or its weight."
     )
 
 

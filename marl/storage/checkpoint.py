@@ -470,8 +470,8 @@ def check_alike(policies: Mapping[str, Policy], ranks: Ranks) -> None:
     for rank, found in enumerate(digests):
         if differ := [name for name in found if found[name] != digests[0][name]]:
             raise UserError(
-                f"{', '.join(differ)}: process {rank} of {ranks.size} has other parameters than the first one; let all "
-                "processes read the same cache and the same runs, on hardware of one kind"
+                f"{', '.join(differ)}: process {rank} of {ranks.size} has other parameters than the first one. Let all "
+                "processes read the same cache and the same runs, on hardware of one kind."
             )
 
 

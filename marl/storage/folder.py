@@ -113,7 +113,9 @@ def finished_run(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     folder = Path(folder)
     settings, card = run_settings(folder), read_run_card(folder)
     if card is None:
-        raise UserError(f"{folder} is not the folder of a finished run: it has no {CARD}. Start its command again, which goes on.")
+        raise UserError(
+            f"{folder} is not the folder of a finished run: it has no {CARD}. Start its command again, which goes on."
+        )
     if not fits(card, {"arm": str, "seeds": [int]}) or not card["seeds"]:
         raise UserError(f"{folder / CARD}: expected the card of a run, with arm and seeds")
     return settings, card

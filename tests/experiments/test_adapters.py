@@ -176,7 +176,7 @@ def test_a_base_is_fine_tuned_by_an_adapter_that_is_merged(tmp_path: Path) -> No
     [
         (("model.lora.targets=[query]",), r"model\.lora\.targets: query names no linear layer of LlamaForCausalLM"),
         (("model.lora.targets=[lm_head]",), r"lm_head is an output layer that shares its weights with the embedding"),
-        (("shard=true",), r"shard=true: an adapter has no weights to split; set it to false"),
+        (("shard=true",), r"shard=true: an adapter has no weights to split. Set it to false"),
         (("model.lora.bf16=true", "algo.play_bf16=true"), r"algo\.play_bf16=true: with model\.lora\.bf16=true all wei"),
         (
             ("+model.lora.size=3",),
@@ -198,7 +198,7 @@ def test_another_rank_or_other_targets_than_the_run_to_start_from(run: Path, bas
 
 def test_bfloat16_on_a_card_without_it(bases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "without_bf16", lambda device: "this card has no bfloat16")
-    with pytest.raises(UserError, match=r"model\.lora\.bf16=true: this card has no bfloat16; set it to false"):
+    with pytest.raises(UserError, match=r"model\.lora\.bf16=true: this card has no bfloat16. Set it to false"):
         trained(tmp_path, bases, "model.lora.bf16=true")
 
 

@@ -133,7 +133,7 @@ def test_one_player_plans_in_all_its_seats(run: str, tmp_path: Path) -> None:
 
 
 @cases(r"""
-players=[scripted,base] | players\[0\]=scripted\+plan: scripted has no policy to plan from; name a run's
+players=[scripted,base] | players\[0\]=scripted\+plan: scripted has no policy to plan from. Name a run's
 players=[base,random+plan] | players\[1\]=random\+plan: random has no policy to plan from
 players=[base] planner.choose=own | planner\.choose=own: only training notes plans without playing
 players=[base] planner.partner=me | planner\.partner=me: must be one of mirror, view

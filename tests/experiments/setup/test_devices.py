@@ -40,12 +40,12 @@ def test_jobs_share_the_gpus(name: str, gpus: int, where: dict[str, int], device
     [
         ("gpu", 1, {}, "device=gpu: must be auto, cpu, cuda or a GPU's number, as in cuda:1"),
         ("cuda:-1", 1, {}, "device=cuda:-1: must be auto"),
-        ("cuda", 0, {}, "device=cuda: no CUDA device is there; use device=cpu or device=auto"),
+        ("cuda", 0, {}, "device=cuda: no CUDA device is there. Use device=cpu or device=auto"),
         ("cuda:1", 0, {}, "device=cuda:1: no CUDA device is there"),
         ("cuda:1", 1, {}, "device=cuda:1: this machine has 1 GPU, cuda:0"),
         ("cuda:4", 4, {"job": 1}, "device=cuda:4: this machine has 4 GPUs, cuda:0 to cuda:3"),
-        ("auto", 2, {"rank": 2}, "process 2 finds none left, this machine has 2 GPUs, .*; use --nproc-per-node 2"),
-        ("cuda:1", 2, {"rank": 0}, "each process of torchrun takes a GPU of its own; use device=cuda"),
+        ("auto", 2, {"rank": 2}, "process 2 finds none left, this machine has 2 GPUs, .*. Use --nproc-per-node 2"),
+        ("cuda:1", 2, {"rank": 0}, "each process of torchrun takes a GPU of its own. Use device=cuda"),
     ],
 )
 def test_gpus_that_are_not_there_are_refused(name: str, gpus: int, where: dict[str, int], said: str) -> None:
@@ -78,7 +78,7 @@ def test_a_jobs_number_says_which_gpu_is_its_own(monkeypatch: pytest.MonkeyPatch
 def test_bfloat16_is_refused_where_a_gpu_has_none(able: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: able or including_emulation)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
-    said = r"^algo\.update\.bf16=true: Tesla T4 has no bfloat16, which would only be imitated; set it to false$"
+    said = r"^algo\.update\.bf16=true: Tesla T4 has no bfloat16, which would only be imitated. Set it to false\.$"
     with nullcontext() if able else pytest.raises(UserError, match=said):
         check_bf16(torch.device("cuda:0"), "algo.update.bf16")
 

@@ -146,7 +146,7 @@ eval.cast.negotiator.partners=2 | cast.negotiator.partners=2: leaves no seat to 
 cast.negotiator.partners=-1 | partners=-1.0: must not be negative
 cast.negotiator.partners=2.5 | cast.negotiator.partners=2.5: there are only 2 seats of this role
 cast.negotiator.pool=-1 | pool=-1: must not be negative
-cast.negotiator.pool=2 | cast.negotiator.pool=2: past selves hold no seat; set cast.negotiator.partners
+cast.negotiator.pool=2 | cast.negotiator.pool=2: past selves hold no seat. Set cast.negotiator.partners
 cast.negotiator.partner=past_learner | past_learner is no player to name. Set cast.*.pool for past selves
 env=among_us cast.crewmate.pool=5 cast.imposter={player:learner,partners:0.5,pool:7} | two roles have past selves
 cast.negotiator.pick=best | pick=best: must be one of uniform, wins
@@ -159,7 +159,7 @@ algo=pikl algo.planner.choose=own | algo.planner.choose=own: with algo=pikl plan
 algo=pikl ~loss.plan | loss.plan is missing: with algo=pikl
 algo=pikl cast.negotiator={player:learner,partner:rival,partners:1} | algo=pikl trains one learner, and the cast has
 loss=plan algo.planner.choose=best | algo.planner.choose=best: PPO learns from the policy's own samples
-loss=plan algo=filtered_bc | loss=plan: algo=filtered_bc imitates games as they were played; drop it
+loss=plan algo=filtered_bc | loss=plan: algo=filtered_bc imitates games as they were played. Drop it
 algo=filtered_bc loss.kl.estimator=k2 | loss.kl.estimator=k2: algo=filtered_bc does not learn from plain
 env=among_us algo=pikl algo.planner.mistake=0.5 | algo.value=plan: with env.imposters=1 and
 algo=pikl loss.kl.estimator=k3 | loss.kl.estimator=k3: algo=pikl does not learn from plain samples
@@ -194,7 +194,7 @@ reward.speaking.weight=much | reward.speaking.weight=much: must be a number
 reward.speaking._target_=marl.Nothing | there is no such class. Is its folder on PYTHONPATH
 reward.speaking._target_=nowhere.Term | there is no such class. Is its folder on PYTHONPATH
 base=human | data.dond=DIR
-data.dond=somewhere | data.dond=somewhere: base=scripted does not read it; drop one, or take
+data.dond=somewhere | data.dond=somewhere: base=scripted does not read it. Drop one, or take
 base=none | base=none: a model from scratch knows no word yet
 base.data=humans | base.data=humans: must be one of scripted, human, none
 loss.listening.votes=1 | loss.listening.votes=1: nobody votes in env.game=dond; must be 0

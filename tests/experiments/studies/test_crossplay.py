@@ -297,7 +297,7 @@ def test_names_are_looked_up_before_a_base_is_made(monkeypatch: pytest.MonkeyPat
         (["players=[base,scritped]"], "players: scritped is neither a run's folder nor base, scripted, random or chat"),
         (
             ["players=[base]", "voices=[nobdy]"],
-            r"voices\[0\]=nobdy: is no language model; name a run's folder, base or",
+            r"voices\[0\]=nobdy: is no language model. Name a run's folder, base or",
         ),
         (["players=[careful,base]", "voices=[silence]"], r"voices\[0\]=silence: careful is no language model; only"),
     ):
@@ -309,9 +309,9 @@ def test_what_a_run_decides_is_not_to_be_chosen() -> None:
     """Unless the choice is the run's own; and limits of the games stay free."""
     run = configure("train")
     for given, said in (
-        ("env=among_us", "env=among_us: runs/a decides that, by env.game=dond; leave it out"),
-        ("model=hf", "model=hf: runs/a decides that, by model.kind=tiny; leave it out"),
-        ("model.max_new_tokens=5", ".* by model.max_new_tokens=32; leave it out; algo.max_new_tokens limits it here"),
+        ("env=among_us", "env=among_us: runs/a decides that, by env.game=dond. Leave it out"),
+        ("model=hf", "model=hf: runs/a decides that, by model.kind=tiny. Leave it out"),
+        ("model.max_new_tokens=5", ".* by model.max_new_tokens=32. Leave it out; algo.max_new_tokens limits it here"),
     ):
         more = ["model.name=/models/mine"] if given == "model=hf" else []
         with pytest.raises(UserError, match=f"^{said}$"):
@@ -335,10 +335,10 @@ def test_a_file_of_contexts_that_is_gone_is_named() -> None:
         (["careful", "nobody"], [], "nobody is neither a run's folder nor base, scripted, random or chat"),
         (["careful", "careful"], [], "careful and careful are one and the same"),
         (["careful", "*-full-s0-*"], [], r"players=\*-full-s0-\*: must be one run's name; in .* 2 finished runs match"),
-        (["{runs}/a-full-s0-11", "{runs}/other_game"], [], "other_game was trained on among_us; name players of Deal"),
+        (["{runs}/a-full-s0-11", "{runs}/other_game"], [], "other_game was trained on among_us. Name players of Deal"),
         (["{runs}/a-full-s0-11", "{runs}/other_objective"], [], "differ in env.objective"),
         (["{runs}/a-full-s0-11", "{runs}/other_tokens"], [], "other_tokens has another tokenizer"),
-        (["{runs}/other_base", "{runs}/a-full-s0-11", "base"], [], "started from different bases; name a base by its"),
+        (["{runs}/other_base", "{runs}/a-full-s0-11", "base"], [], "started from different bases. Name a base by its"),
         (["{runs}/a-full-s0-11", "careful+plan"], [], "careful has no policy to plan from"),
         (["careful", "fair"], ["env.game=among_us"], "env.game=among_us: only players of Deal or No Deal change seats"),
     ],

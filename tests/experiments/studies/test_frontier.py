@@ -138,7 +138,7 @@ def test_runs_of_another_base_are_no_comparison(tmp_path: Path) -> None:
         save_policy(tmp_path / name / "policy", policy, {"game": "dond"})
         (tmp_path / name / "run.json").write_text(json.dumps({"arm": arm, "seeds": [int(name[-1])], "base": base}))
         (tmp_path / name / "config.yaml").touch()
-    said = r"compare=x-\*: x-ppo-s2 started from there, and the anchor is here; name runs that started from it"
+    said = r"compare=x-\*: x-ppo-s2 started from there, and the anchor is here. Name runs that started from it"
     with pytest.raises(UserError, match=said):
         compared(cfg, policy, here, torch.device("cpu"))
     shutil.rmtree(tmp_path / "x-ppo-s2")

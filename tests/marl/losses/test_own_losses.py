@@ -110,7 +110,7 @@ def infinite(batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
 def test_a_term_that_is_not_finite_is_named_before_any_step(
     of: Callable[[TokenBatch, Outputs], Any], told: str
 ) -> None:
-    said = rf"^loss\.bad: Mine returned {told}, not finite at \d+ of \d+ places; mend the term, or lower "
+    said = rf"^loss\.bad: Mine returned {told}, not finite at \d+ of \d+ places. Mend the term, or lower "
     with pytest.raises(UserError, match=said):
         trained({"policy": TERMS["policy"], "bad": Mine(of)})
     trained({"policy": TERMS["policy"], "bad": Mine(of, weight=0.0)})
@@ -122,7 +122,7 @@ def test_a_model_that_is_not_finite_is_no_fault_of_the_term() -> None:
     with torch.no_grad():
         next(policy.lm.parameters()).fill_(torch.nan)
     with pytest.raises(
-        UserError, match=r"^loss\.policy: the model's outputs are not finite; lower algo\.update\.learn"
+        UserError, match=r"^loss\.policy: the model's outputs are not finite. Lower algo\.update\.learn"
     ):
         update(policy, None, batch, {"policy": PolicyLoss()}, optimizer, UpdateConfig(), torch.Generator())
 

@@ -424,6 +424,7 @@ def test_among_us_arms_have_their_published_names_and_order(among_us_runs: list[
     assert wins.mean == pytest.approx(5.5 / 12) and wins.high == pytest.approx(5.5 / 12 + 12.7062 / 24, abs=1e-4)
     page = page_of(folders, tmp_path / "report.html")
     assert "6 runs of 3 arms (RL+L+S, RL, L), seeds 0, 1." in page.text and "over training seeds" in page.text
+    assert "RL is the game's reward, L is listening, S is speaking." in page.text
     # 9 - 5 of 12 games with either seed, so the interval has no width.
     assert "RL+L+S - RL: +33.3 (+33.3 to +33.3)" in page.text and "RL+L+S - L: +50.0" in page.text
     runs = [read_run(folder) for folder in folders]
