@@ -13,7 +13,8 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "experiments" / "results"
 SETTINGS, METRICS = "<!-- settings -->", "<!-- metrics -->"
-GROUPS = "env model base algo loss reward planner cicero chat tracker tuned pretrained ablation experiment sweep"  # others follow
+# Groups in this order; others follow.
+GROUPS = "env model base algo loss reward planner cicero chat tracker tuned pretrained ablation experiment sweep"
 
 
 def on_files(files: Files, config: Any) -> Files:

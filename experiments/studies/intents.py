@@ -28,7 +28,7 @@ from experiments.launch.command import command
 from experiments.launch.terminal import say
 from experiments.setup.entrants import text_player
 from experiments.setup.spec import PlaySpec, play_spec
-from experiments.studies.cells import Place, begin, check_play
+from experiments.studies.cells import Workspace, begin, check_play
 from marl.agents.base import Agent
 from marl.agents.model import PlayConfig, model_agent, room
 from marl.common.errors import UserError, check_count
@@ -100,7 +100,7 @@ def main(cfg: DictConfig) -> None:
     say(f"\ntables and figure: {place.out}")
 
 
-def of_seed(made: Made, cfg: DictConfig, spec: PlaySpec, place: Place) -> Figures:
+def of_seed(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Figures:
     """All figures of one seed, of which each part is measured once and kept."""
     models = {name: folder_digest(folder) for name, folder in made.folders.items()}
     about = {"models": models, "split": cfg.split}
@@ -134,7 +134,7 @@ def check(cfg: DictConfig) -> None:
 
 
 # --- Models -----------------------------------------------------------------------------------------------------------
-def stand_in(cfg: DictConfig, spec: PlaySpec, place: Place) -> str:
+def stand_in(cfg: DictConfig, spec: PlaySpec, place: Workspace) -> str:
     """The folder of scripted dialogues, which stand in where there are no human ones."""
     env = {**spec.env, "contexts": None}
     folder = place.cells / f"scripted-{digest({'env': env, 'games': cfg.scripted_games})[:8]}"
@@ -144,7 +144,7 @@ def stand_in(cfg: DictConfig, spec: PlaySpec, place: Place) -> str:
     return str(folder)
 
 
-def make_models(seed: int, data: str, cfg: DictConfig, spec: PlaySpec, place: Place) -> Made:
+def make_models(seed: int, data: str, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Made:
     """Loads or trains the models of a seed, and annotates."""
     cache = Path(cfg.cache)
     train_env = {**spec.env, "split": "train"}
@@ -230,7 +230,7 @@ def save_players(made: Made, ensemble: Ensemble, runs: Path) -> None:
 
 
 # --- Measuring --------------------------------------------------------------------------------------------------------
-def annotation(made: Made, place: Place) -> Metrics:
+def annotation(made: Made, place: Workspace) -> Metrics:
     """The correspondence test: messages that state a whole split, annotation and naive annotation against the words."""
     tested = correspondence(made.views, made.intents)
     if not tested:
@@ -244,7 +244,7 @@ def annotation(made: Made, place: Place) -> Metrics:
     }
 
 
-def dialogue(made: Made, arm: str, cfg: DictConfig, place: Place) -> Figures:
+def dialogue(made: Made, arm: str, cfg: DictConfig, place: Workspace) -> Figures:
     """Perplexity of held-out human messages, and control: how many of the messages that state a split state the
     intent's, under the annotated intent and under another."""
     policy, make_env = made.dialogue[arm], env_maker({**made.env, "split": "train"})
@@ -284,7 +284,7 @@ def switched(cicero: CiceroConfig, on: Mapping[str, Any]) -> CiceroConfig:
     return replace(cicero, **chosen)
 
 
-def play(made: Made, ensemble: Ensemble, cfg: DictConfig, spec: PlaySpec, place: Place) -> Figures:
+def play(made: Made, ensemble: Ensemble, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Figures:
     """The ablation, on the same games for all arms, against each partner: score, agreement and perplexity under the
     frozen model of people. `people`: that model itself in the arm's seat."""
     games, cicero = draw_games(cfg.seed, EVALUATION, count=cfg.games), spec.cicero
