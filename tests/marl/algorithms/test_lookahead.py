@@ -95,7 +95,7 @@ SMALL = LookaheadConfig(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("how", [{"solver": "regret"}, {"lambdas": (0.0,)}])
+@pytest.mark.parametrize("how", [{"solver": "regret"}, pytest.param({"lambdas": (0.0,)}, marks=pytest.mark.slow)])
 def test_values_are_those_of_the_game_solved_exactly(how: dict[str, Any]) -> None:
     """DNVI's fixed point in a zero-sum Markov game is its value; uniform play is worth something else."""
     game, config = Chain(), replace(SMALL, search=replace(SMALL.search, **how))
