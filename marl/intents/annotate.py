@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from envs.dond.rules import Triple, allocations, rest
+from envs.dond.rules import Triple, allocations
 from envs.human_dond import HumanEnding, HumanView, NotReplayable, Speaker, replay
 from marl.agents.scripted.dond_language import ITEM_OF, understand
 from marl.intents.claims import ClaimReader
@@ -133,8 +133,3 @@ def correspondence(views: Sequence[HumanView], intents: dict[int, list[Intent]])
             if share is not None and view.claim is not None:
                 found.append(Tested(view.dialogue, text, share, intent.own, view.claim))
     return found
-
-
-def fits(intent: Intent, counts: Triple) -> bool:
-    """True if the two claims make a deal."""
-    return intent.partner == rest(intent.own, counts)

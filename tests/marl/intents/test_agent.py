@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 
 from envs.dond import replies
@@ -15,7 +14,6 @@ from envs.dond.texts import parse_prompt
 from marl.common.errors import UserError
 from marl.intents.agent import CiceroAgent, CiceroConfig, Draw, Parts, ended, talk_view
 from marl.intents.nonsense import Ensemble
-from marl.intents.streams import Intent
 from marl.planning.intents import IntentConfig
 from marl.report.transcripts import episode_to_json
 from marl.report.views import game_view, render_text
@@ -175,4 +173,3 @@ def test_bad_players() -> None:
     found: Ensemble = ensemble()[0]
     with pytest.raises(UserError, match=r"cicero\.nonsense=0\.9: it refuses (8|9)\d% of what people say"):
         agent(replace(QUIET, nonsense=0.9), nonsense=found)
-    assert Intent((0, 0, 1), (1, 0, 0)).own == (0, 0, 1) and np.isfinite(found.thresholds(0.05)).all()
