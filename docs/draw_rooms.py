@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("envs", "marl", "experiments")
 TOP = ["commands", "studies", "bench", "setup", "launch"]  # of experiments, then of marl
 MIDDLE = [
-    "report", "algorithms", "intents", "pretraining", "metrics", "storage", "learning", "rollout", "planning", "agents",
+    "api", "report", "algorithms", "intents", "pretraining", "metrics", "storage", "learning", "rollout", "planning", "agents",
 ]  # fmt: skip
 ORDER = [*TOP, *MIDDLE, "losses", "rewards", "decoding", "model", "common", "types", "envs"]
 
