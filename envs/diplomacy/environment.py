@@ -317,7 +317,8 @@ class Diplomacy(TextGame):
         for agent, power in self._power.items():
             style = self.styles[agent]
             view = views[agent] = View(ROLE, **came_to.get(agent, {}))
-            asked, turn, options = "", TurnKind.WAIT, ()
+            asked, turn = "", TurnKind.WAIT
+            options: tuple[str, ...] = ()
             if over:
                 pass
             elif self._stage is Stage.ORDERS and (opened := self._open[power]) is not None:
