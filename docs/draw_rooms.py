@@ -15,10 +15,8 @@ from matplotlib.path import Path as Curve
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("envs", "marl", "experiments")
 TOP = ["commands", "studies", "bench", "setup", "launch"]  # of experiments, then of marl
-MIDDLE = [
-    "api", "report", "algorithms", "intents", "pretraining", "metrics", "storage", "learning", "rollout", "planning", "agents",
-]  # fmt: skip
-ORDER = [*TOP, *MIDDLE, "losses", "rewards", "decoding", "model", "common", "types", "envs"]
+MIDDLE = ["api", "report", "algorithms", "intents", "pretraining", "metrics", "storage", "learning", "rollout"]
+ORDER = [*TOP, *MIDDLE, "planning", "agents", "losses", "rewards", "decoding", "model", "common", "types", "envs"]
 
 
 def room(parts: list[str]) -> str:

@@ -143,7 +143,7 @@ def draw(logprobs: Floats, legal: Bools, count: int, rng: np.random.Generator) -
     ladder = np.cumsum(np.exp(logprobs) * legal, axis=-1)
     heights = rng.random((*ladder.shape[:2], count)) * ladder[..., -1:]  # (S, L, count)
     picked = (ladder[:, :, None, :] > heights[..., None]).argmax(-1).swapaxes(1, 2)
-    return np.where(legal.any(-1, keepdims=True).swapaxes(1, 2), picked, -1)
+    return np.where(np.asarray(legal.any(-1))[:, None], picked, -1)
 
 
 def _candidates(
