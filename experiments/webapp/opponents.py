@@ -58,7 +58,10 @@ SCRIPTS = {"dond": ("scripted", "random"), "among_us": ("careful", "random")}
 class Kind(IntEnum):
     """Kinds of opponents, in the order in which the page offers them."""
 
-    SCRIPT, ENDPOINT, RUN, BASE = range(4)
+    SCRIPT = 0
+    ENDPOINT = 1
+    RUN = 2
+    BASE = 3
 
     @property
     def label(self) -> str:

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from envs.among_us import events, reading
-from envs.among_us.state import DIRECTIONS
+from envs.among_us.state import DIRECTIONS, Room
 from envs.core import END, Style
 from envs.dond.replies import MESSAGE, PROPOSE
 from envs.dond.rules import ITEMS
@@ -125,7 +125,8 @@ def among_us_board(sight: Sight, rules: str, seen: list[str]) -> View:
     looks = [event for event in happened if isinstance(event, events.Look)]
     if intro is None or not looks:
         return {}
-    tasks, room = Counter(intro.tasks), None
+    tasks = Counter(intro.tasks)
+    room: Room | None = None
     for event in happened:
         if isinstance(event, events.Look):
             room = event.room
