@@ -518,7 +518,7 @@ def test_null_is_taken_wherever_a_comment_says_what_it_means() -> None:
             "frontier compare=null",  # which is not refused
             "data.dond has to be set: add data.dond=DIR, the folder of the human dialogues.",
         ),
-        ("train env=null", "env=null does not fit: choose one of among_us, dond."),
+        ("train env=null", "env=null does not fit: choose one of among_us, diplomacy, dond."),
         ("train -m tracker=jsonl,null", "tracker=null does not fit: choose one of jsonl, wandb."),
         # names are as long as their bytes, and every choice of a sweep is looked at before its first job
         (f"train -m name=a,'{'木' * 67}'", f"name={'木' * 60}...: 201 {MANY}"),
