@@ -150,7 +150,7 @@ def test_an_edited_file_of_contexts_is_refused(bases: Path, tmp_path: Path) -> N
     own = (f"env.contexts={file}", "env.split=all", "eval.env.split=all", "base.games=20", f"cache={bases}")
     stop(tmp_path, *own)
     file.write_text(OTHERS)
-    with pytest.raises(UserError, match=r"contexts\.txt is not what this run began with: .* put the old one back, or"):
+    with pytest.raises(UserError, match=r"contexts\.txt is not what this run began with: .* Put the old one back, or"):
         go_on(tmp_path, *own)
 
 
