@@ -85,7 +85,7 @@ def test_mistakes_are_one_sentence(finished: Path) -> None:
             marl.train(*bad)
     with pytest.raises(UserError, match="no game of this name"):
         marl.play("chess", "scripted")
-    with pytest.raises(UserError, match="give a pair"):
+    with pytest.raises(UserError, match="Give a pair"):
         marl.play("dond", ["scripted"] * 3)
     with pytest.raises(UserError, match="roles"):
         marl.play("dond", {"crewmate": "scripted"})

@@ -107,8 +107,9 @@ def test_lessons_train_listening_alone(tmp_path: Path, monkeypatch: pytest.Monke
     assert true == [False, True, False, False]
     assert roles == {"crewmate", "imposter"}, "what imposters do would drift"
     assert any(not torch.equal(a, b) for a, b in zip(plain.parameters(), both.parameters(), strict=True))
-    (ended,) = [line for line in said if line.startswith("lesson")]
-    assert "after 1 steps, not below until=0.001: it listens less well than intended" in ended
+    told = [line for line in said if line.startswith("lesson")]
+    missed = [line for line in told if "1 steps, not below until=0.001: it listens less well than intended" in line]
+    assert len(missed) == 1 and all(line.endswith(" steps") for line in told if line not in missed)
     count = len(steps)
     paid = {**ENV, "shaping": 0.2, "loser_reward": -1.0}  # nobody reads of it
     again, folder = base_policy(MODEL, small(lessons=LESSONS, vary=VARY), paid, cache=tmp_path, report=said.append)
