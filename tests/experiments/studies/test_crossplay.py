@@ -311,7 +311,10 @@ def test_what_a_run_decides_is_not_to_be_chosen() -> None:
     for given, said in (
         ("env=among_us", "env=among_us: runs/a decides that, by env.game=dond. Leave it out\\."),
         ("model=hf", "model=hf: runs/a decides that, by model.kind=tiny. Leave it out\\."),
-        ("model.max_new_tokens=5", ".* by model.max_new_tokens=32. Leave it out; algo.max_new_tokens limits it here\\."),
+        (
+            "model.max_new_tokens=5",
+            ".* by model.max_new_tokens=32. Leave it out; algo.max_new_tokens limits it here\\.",
+        ),
     ):
         more = ["model.name=/models/mine"] if given == "model=hf" else []
         with pytest.raises(UserError, match=f"^{said}$"):
