@@ -43,7 +43,7 @@ StandIns = Mapping[str, tuple[str, Policy]]  # by learner: what its stand-in is 
 FORMAT_OF_GAMES = 4  # raised when the base's kept games would be played, or measured, otherwise: where no commit tells
 SHOWN = 40  # episodes kept of an iteration or an evaluation
 HOPELESS = 0.5  # share of replies that come to nothing from which on a run is warned of
-ALIKE = 0.98  # share of seats that are paid the same; bases from which the quickstart learned won .03 of 32 games and more
+ALIKE = 0.98  # share of seats that are paid the same; the quickstart learns from bases that win .03 of 32 games
 
 
 def watch(
