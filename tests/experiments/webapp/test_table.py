@@ -66,7 +66,7 @@ def test_claims_in_parts_are_choices(tmp_path: Path) -> None:
         sent = "".join(page.sent)
         assert 'value="propose"' not in sent and 'value="proposal"' in sent and 'name="text"' in sent
         (transcript,) = recorded(tmp_path)
-        assert not any(turn["error"] for turn in transcript["turns"])
+        assert not [(turn["agent"], turn["text"], turn["error"]) for turn in transcript["turns"] if turn["error"]]
 
 
 def test_the_map_shows_whom_the_player_sees() -> None:

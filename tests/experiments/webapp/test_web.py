@@ -97,7 +97,7 @@ class Page:
         """Any reply that the game may accept."""
         if self.choices:
             self.send(choice=self.choices[int(self.number) % len(self.choices)])
-        elif self.game == "dond" and int(self.number) >= 2:
+        elif 'value="propose"' in self.text and int(self.number) >= 2:
             self.send(kind="propose", books="0", hats="1", balls="0")
         else:
             self.send(kind="message", text=HOSTILE)
