@@ -329,7 +329,7 @@ def ablation_figure(
     """Writes means and intervals of each arm, a panel for each metric, as `.svg`, `.png` or `.pdf`.
 
     `published` figures are open markers in the first panel, by arm. With `curve`, a panel has the learning curves of
-    that metric in evaluation games.
+    that metric in evaluation games, or in those of training where none were played in between.
     """
     arms = list(dict.fromkeys(row.arm for row in rows))
     colours = {arm: PAPER[i] for arm, i in arm_colours(arms).items()}
@@ -362,9 +362,12 @@ def ablation_figure(
     if curve:
         axes, scale, ends = panels[-1], by_games(runs), dict[str, float]()
         style_axes(axes, ink="#222222", muted="#555555", grid="#dddddd")
+        phase = (
+            "eval" if any(row["phase"] == "eval" and curve in row for run in runs for row in run.curves) else "train"
+        )
         for arm, colour in colours.items():
             mine = [run for run in runs if run.arm == arm]
-            if drawn := [found for run in mine if (found := curve_of(run, Panel(curve, "", ""), "eval", scale))]:
+            if drawn := [found for run in mine if (found := curve_of(run, Panel(curve, "", ""), phase, scale))]:
                 _draw_mean(axes, drawn, colour, curve, line=True)
                 ends[arm] = float(axes.lines[-1].get_ydata()[-1])
         label_lines(axes, ends, colours)
