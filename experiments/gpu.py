@@ -87,7 +87,7 @@ def main(cfg: DictConfig) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """What a figure depends on: card, versions and commit."""
+    """Returns what a figure depends on: card, versions and commit."""
     return {"hardware": hardware(), "torch": torch.__version__, "git_commit": git_commit()}
 
 

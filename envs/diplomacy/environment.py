@@ -29,7 +29,7 @@ MAX_TEXT = 12_000  # characters of an observation besides a message: 34 units' o
 
 
 class Stage(StrEnum):
-    """What is due."""
+    """Stages of a phase: what is due."""
 
     ADDRESS = "address"  # a speaker chooses whom it writes to
     SAY = "say"  # and writes

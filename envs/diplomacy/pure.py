@@ -149,7 +149,7 @@ def _retreat(after: Small, units: Small, owned: Small, fled: Bools, origin: Smal
 
 
 def adjudicate(units: Small, orders: Small) -> Bools:
-    """Which moves succeed, (B, N) by the province that they leave.
+    """Returns the moves that succeed, (B, N) by the province that they leave.
 
     `units`: who is where; `orders`: codes of units. Bounds on all strengths are narrowed until every move is decided;
     of moves in a circle, which alone stay open, all succeed. Source: Kruijswijk, "The math of adjudication".
@@ -165,7 +165,7 @@ def _adjudicate(units: Small, orders: Small) -> Bools:
     to = np.where(moves, goal, places)
     at = to == PLACES[:, None, None]  # (q, p, B): p stands or moves into q
     helps = (source[:, None] == places) & here[:, None]  # (p, q, B): p's order is about q's unit
-    # What supports, and what cuts it for sure: an attack by another power from anywhere but where support is directed.
+    # Supports, and what surely cuts them: an attack by another power from anywhere but where support is directed.
     supports = here & (source != places) & (_find(helps.swapaxes(0, 1), to) == goal) & _any(helps.swapaxes(0, 1), here)
     foreign = at & moves & (units != units[:, None])  # (at, from, B)
     directed = goal[:, None] == places  # (p, q, B)

@@ -1,4 +1,4 @@
-"""What a player can know of the game from its texts, in any style: for scripted players and for analysts."""
+"""Reads from a player's texts, in any style, what it can know of the game: for scripted players and analysts."""
 
 from __future__ import annotations
 

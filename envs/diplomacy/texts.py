@@ -102,7 +102,7 @@ def _power_in_compact(power: str, units: Sequence[str], centres: Sequence[str]) 
 
 
 def orders_text(board: Board, orders: Mapping[str, Sequence[str]], style: Style) -> str:
-    """What everybody ordered in the phase that was just played, and what came of it."""
+    """Says what everybody ordered in the phase just played, and how it ended."""
     if style is Style.COMPACT:
         words = [word for own in orders.values() for order in own for word in (in_compact(order), _fate(board, order))]
         return " ".join(filter(None, words)) + "\n" if words else ""

@@ -1,4 +1,4 @@
-"""What must hold on a card before its speed means anything. Each check takes seconds, on a small random model.
+"""Checks of a card, without which its speed means nothing. Each takes seconds, on a small random model.
 
 A check returns a figure in words and whether it holds; Unrun, with the reason, where this machine cannot tell.
 """

@@ -84,7 +84,7 @@ def heard(line: str) -> View:
 
 
 def own_line(game: str, text: str, items: Any) -> View:
-    """What the player said, did or claimed."""
+    """Says what the player said, did or claimed."""
     words, end, _ = text.partition(END)
     words = words.strip()
     if game == "dond" and (claim := CLAIM.fullmatch(words.removeprefix(PROPOSE).strip())):

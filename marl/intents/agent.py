@@ -84,7 +84,7 @@ class Draw:
 
 @dataclass
 class Mind:
-    """What an agent has planned for the reply that a seat owes."""
+    """Plan of an agent for the reply that a seat owes."""
 
     plan: IntentPlan
     intent: Intent
@@ -354,7 +354,7 @@ class CiceroAgent(PlanningAgent):
 
 
 def thoughts_of(intent: Intent, drawn: Sequence[Draw]) -> str:
-    """What a transcript shows of a reply: the intent, and each draw with what refused it."""
+    """Returns what a transcript shows of a reply: the intent, and each draw with what refused it."""
     lines = [f"intent: {' '.join(map(str, intent.own))} for me, {' '.join(map(str, intent.partner))} for my partner"]
     for draw in drawn:
         worth = "" if draw.value is None else f" (worth {draw.value:.2f})"

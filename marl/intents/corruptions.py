@@ -143,7 +143,7 @@ def stranger(message: str, place: Place, rng: np.random.Generator) -> str | None
 
 
 def repetition(message: str, place: Place, rng: np.random.Generator) -> str | None:
-    """What its speaker has said before."""
+    """Repeats what its speaker has said before."""
     others = [other for other in place.before if other != message]
     return others[int(rng.integers(len(others)))] if others else None
 

@@ -53,7 +53,7 @@ def nucleus(probs: np.ndarray, top_p: float, height: float) -> int:
 
 
 def words_of(ids: Sequence[int], engine: Engine) -> str:
-    """What a partner would read of a reply; empty if it is unfinished or no message."""
+    """Returns what a partner would read of a reply; empty if it is unfinished or no message."""
     tokens = engine.policy.tokens
     parsed = replies.parse_reply(tokens.reply_text(ids), (0, 0, 0), False, 1)
     if not tokens.ends(ids) or not isinstance(parsed, replies.Message):

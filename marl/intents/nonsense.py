@@ -32,7 +32,7 @@ Said = tuple[list[int], int]  # a stream that ends with a message, and how many 
 
 @torch.no_grad()
 def features(policy: Policy, rows: Sequence[Said]) -> Tensor:
-    """What the heads read of each message, (N, 2 D + 3) on the CPU."""
+    """Returns what the heads read of each message, (N, 2 D + 3) on the CPU."""
     found: list[Tensor] = [torch.zeros(0)] * len(rows)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]))
     while order:

@@ -1,4 +1,4 @@
-"""What a message is grounded in, as a model reads it: the player's own values, its intent, both or neither.
+"""Streams that show what a message is grounded in: the player's own values, its intent, both or neither.
 
 An intent is a pair of claims, what the player means to claim and what it expects of its partner. It stands before each
 of the player's own replies, where only this player reads it (`View.tell`). Without the state, the values in the
@@ -54,7 +54,7 @@ def opening_of(text: str, arm: str) -> str:
 
 
 def grounded(steps: Sequence[Step], arm: str, intents: Sequence[Intent]) -> Steps:
-    """What a view reads and replies in this arm. `intents`: one for each of its replies, where the arm has any."""
+    """Lists what a view reads and replies in this arm. `intents`: one for each reply, where the arm has any."""
     found: Steps = []
     replies = 0
     for number, step in enumerate(steps):

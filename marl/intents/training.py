@@ -148,7 +148,7 @@ def in_arm(arm: str, intents: Mapping[int, Sequence[Intent]]) -> dict[str, Any]:
 
 
 def learned_from(base: BaseConfig, env: Mapping[str, Any], data: str) -> dict[str, Any]:
-    """What decides a training on human dialogues."""
+    """Settings that decide a training on human dialogues."""
     return {"env": unvaried(env, base), "base": asdict(base), "data": corpus.data_files(data)}
 
 

@@ -23,7 +23,7 @@ Seat = tuple[Episode, str]  # one agent of one episode: a row of the batch
 
 
 class BeliefTarget(NamedTuple):
-    """What a belief is trained on, in one row: a belief question, or a choice that says what is believed (`vote`)."""
+    """Target of a belief in one row: a belief question, or a choice that says what is believed (`vote`)."""
 
     row: int
     position: int

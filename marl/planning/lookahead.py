@@ -90,7 +90,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Lookahead:
-    """What came of a search in S positions."""
+    """Result of a search in S positions."""
 
     candidates: Orders  # (S, n, A, L): orders of a player's own units, -1 in other slots
     stage: Stage

@@ -133,8 +133,8 @@ def claim_values(
 
 
 def claim_gains(counts: dond_rules.Triple, own: dond_rules.Triple, objective: float) -> tuple[Floats, Floats]:
-    """What the planner and its partner score, (K, A) each, if there is a deal on each of the planner's claims, by the
-    partner's possible values."""
+    """Returns what the planner and its partner score, (K, A) each, if there is a deal on each of the planner's claims,
+    by the partner's possible values."""
     claims = np.array(dond_rules.allocations(counts))  # (A, 3)
     mine = claims @ np.array(own)  # (A,)
     theirs = np.array(dond_rules.partner_values(counts, own)) @ (np.array(counts) - claims).T  # (K, A)

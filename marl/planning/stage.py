@@ -22,7 +22,7 @@ Utilities = Callable[[Ints], Floats]  # drawn actions (S, n) -> what each action
 
 @dataclass(frozen=True)
 class Stage:
-    """What came of `solve_stage`."""
+    """Result of `solve_stage`."""
 
     policies: Floats  # (S, n, K, A), of each type
     population: Floats  # (S, n, A): what everybody is believed to play, the mean over types

@@ -32,7 +32,7 @@ _ROUTE = re.compile(r"\b([A-Z]{3})\b to \b([A-Z]{3})\b")
 
 @dataclass(frozen=True)
 class Said:
-    """What a message means: its act ("" if it can't be understood), and of a support, from where to where."""
+    """Meaning of a message: its act ("" if it can't be understood), and of a support, from where to where."""
 
     act: str = ""
     place: str = ""
@@ -244,7 +244,7 @@ class Power:
 
     # -- orders --------------------------------------------------------------------------------------------------------
     def _order(self, asked: str, options: Sequence[str]) -> str:
-        """What the unit does: helps, goes where it is helped, or follows a plan of its own."""
+        """Orders the unit: it helps, goes where it is helped, or follows a plan of its own."""
         rng, t, seen = self.rng, self.temperament, self.seen
         place = next(iter(re.findall(r"[A-Z]{3}", asked)), "")
         by_label = {_label(option): option for option in options}
@@ -295,7 +295,7 @@ class Power:
         return by_label.get(Order("", "", "H"), rng.choice(list(options)))
 
     def _rest(self, options: Sequence[str]) -> str:
-        """Of what a support is: the move that was planned, else the stay."""
+        """Picks what to support: the move that was planned, else the stay."""
         if self.helps is None:
             return self.rng.choice(list(options))
         by_label = {_label(option): option for option in options}

@@ -43,7 +43,7 @@ class Population:
 
 
 class Table:
-    """What the temperaments look at, in S positions."""
+    """Facts that the temperaments look at, in S positions."""
 
     def __init__(self, states: Small) -> None:
         self.units, self.owned, self.hit = (states[:, k * N : (k + 1) * N].astype(np.int64) for k in range(3))
