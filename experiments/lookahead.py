@@ -23,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from envs.diplomacy.pure import Pure
 from experiments.launch.command import command
 from experiments.launch.terminal import Bar, say
+from experiments.report import RATED
 from experiments.setup.config import make
 from experiments.setup.devices import set_threads
 from experiments.setup.select import add_cards
@@ -133,7 +134,7 @@ def main(cfg: DictConfig) -> None:
     metrics = list(dict.fromkeys(metric for run in runs for metric in run.metrics))
     rows = [row for m in metrics for row in ablation_table([run for run in runs if m in run.metrics], [m])]
     write_table(out / "table.csv", rows)
-    ablation_figure(rows, ["rating", "score/1v6", "score/population"], out / "figure.svg")
+    ablation_figure(rows, RATED, out / "figure.svg")
     curves = [
         (name, seed, i + 1, *line)
         for path, (name, seed) in arms.items()

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ PROFILED = {
     "dond": ("game/score", "game/agreement", "belief/gain_over_prior", "speech/belief_change"),
     "among_us": ("game/win_rate/crewmates", "vote/imposter", "belief/last_accuracy"),
 }
+RATED = ("rating", "score/1v6", "score/population")  # of a population of players
 DRAWN = {"dond": ("game/score", "belief/gain_over_prior"), "among_us": ("game/win_rate/crewmates",)}
 RATIOS = ("game/win_rate/crewmates",)  # metrics whose ratios between arms are also shown
 CURVES = (
@@ -222,12 +224,29 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
 def redraw(folder: Path, out: Path) -> None:
     """Draws the figures of a published table's folder again. UserError if it is none."""
     suffixes = [path.name[len("curves") : -len(".csv.gz")] for path in sorted(folder.glob("curves*.csv.gz"))]
-    if not suffixes:
+    own = None if suffixes else drawn_by_a_study(folder)
+    if own is not None:
+        check_writable(out, "publish")
+        own(out / "figure.svg")
+    elif not suffixes:
         raise UserError(f"data={folder}: no published table is there (it has no curves.csv.gz). Name another folder.")
     check_writable(out, "publish")
     for suffix in suffixes:
         draw(folder, suffix, out)
     say(f"figures: {out}")
+
+
+def drawn_by_a_study(folder: Path) -> Callable[[Path], None] | None:
+    """Returns how a table of ratings or of intents is drawn; None for any other folder."""
+    if not (folder / "table.csv").exists():
+        return None
+    rows = read_table(folder / "table.csv")
+    there = {row.metric for row in rows}
+    if "intent/correspondence" in there:
+        from experiments.studies import intents  # heavy, and needed here alone
+
+        return partial(intents.draw, rows)
+    return partial(ablation_figure, rows, RATED) if there.issuperset(RATED) else None
 
 
 def draw(folder: Path, suffix: str, out: Path) -> None:
