@@ -18,6 +18,7 @@ ATTENTION = (FULL, SLIDING)  # kinds of layers, as configurations name them
 RECURRENT = ("linear_attention", "conv")
 BOTH = "hybrid"
 NOTHING = ("moe", "mlp")
+CARRIED = "carried"  # RWKV: not layers, but the whole model, takes a state and gives it back
 READ_BUDGET = 8192  # padded tokens in one pass that reads
 
 
@@ -84,6 +85,10 @@ class StateLayer(LinearAttentionLayer):
         yield from self.all_conv_states.values()
         yield from self.all_recurrent_states.values()
 
+    def clear(self, slot: int) -> None:
+        for states in self.stored():
+            states[slot] = 0
+
     def load(self) -> None:
         """Puts the states of the next pass's rows where the model looks for them."""
         for i, states in self.all_conv_states.items():
@@ -112,28 +117,71 @@ class StateAndSlotLayer(StateLayer, SlotLayer):  # type: ignore[override]  # as 
         StateLayer.__init__(self, cache, number_of_states)
 
 
+class CarriedState:
+    """The state that RWKV takes and gives back, for all slots: five tensors (S, D, layers)."""
+
+    EMPTY = (0.0, 0.0, 0.0, 0.0, -1e30)  # as `transformers` begins: the last holds logarithms of the largest weight
+
+    def __init__(self, cache: SlotCache) -> None:
+        self.cache: SlotCache = weakref.proxy(cache)
+        self.all_recurrent_states: dict[int, Tensor] = {}
+        self.given: list[Tensor] | None = None  # of the pass's rows; None before the first pass
+
+    def stored(self) -> Iterator[Tensor]:
+        yield from self.all_recurrent_states.values()
+
+    def clear(self, slot: int) -> None:
+        for states, empty in zip(self.stored(), self.EMPTY, strict=False):
+            states[slot] = empty
+
+    def load(self) -> None:
+        """Sets `given` to a copy, in which the model writes."""
+        if self.all_recurrent_states:
+            self.given = [states[self.cache.chosen].clone() for states in self.stored()]
+
+    def take(self, left: Sequence[Tensor]) -> None:
+        """Stores what a pass left, (R, D, layers) each."""
+        for i, (states, empty) in enumerate(zip(left, self.EMPTY, strict=True)):
+            if i not in self.all_recurrent_states:
+                self.all_recurrent_states[i] = states.new_full((self.cache.slots, *states.shape[1:]), empty)
+            self.all_recurrent_states[i][self.cache.chosen] = states
+
+    def save(self) -> None:
+        """Does nothing: `take` has stored the state."""
+
+
 class SlotCache(Cache):
     """A preallocated cache. `at` sets the rows and positions that the next forward pass reads and writes."""
 
     def __init__(
-        self, kinds: Sequence[str], slots: int, context: int, number_of_states: int, masked: bool, window: int = 0
+        self,
+        kinds: Sequence[str],
+        slots: int,
+        context: int,
+        number_of_states: int = 1,
+        masked: bool = False,
+        window: int = 0,
     ) -> None:
         """Builds an empty cache.
 
-        kinds: of layers, see `layer_kinds`. number_of_states: in one recurrent layer. masked: whether the model takes
-        masks and positions beside its cache. window: tokens that one sees in sliding layers, itself included.
+        kinds: of layers, see `layer_kinds`; [CARRIED]: of the whole model. number_of_states: in one recurrent layer.
+        masked: whether the model takes masks and positions beside its cache. window: tokens that one sees in sliding
+        layers, itself included.
         """
         self.slots, self.context, self.masked, self.window = slots, context, masked, window
         self.beside = False  # whether a pass reads branches, of which nothing is stored
         self.at(torch.empty(0, dtype=torch.int64), torch.empty(0, 0, dtype=torch.int64), 0, None, load=False)
         layers: list[Any] = []
-        for kind in kinds:
+        self.carried = CarriedState(self) if CARRIED in kinds else None
+        for kind in () if self.carried else kinds:
             if kind in RECURRENT:
                 layers.append(StateLayer(self, number_of_states))
             else:
                 layers.append(StateAndSlotLayer(self, number_of_states) if kind == BOTH else SlotLayer(self))
         super().__init__(layers=layers)
-        self.states = [layer for layer in layers if isinstance(layer, StateLayer)]
+        self.states: list[StateLayer | CarriedState] = [x for x in layers if isinstance(x, StateLayer)]
+        if self.carried:
+            self.states = [self.carried]
 
     def at(self, rows: Tensor, positions: Tensor, end: int, span: slice | None, load: bool = True) -> None:
         """Sets what the next pass reads: chunks at `positions` (R, n) of slots `rows` (R,), up to token `end`.
@@ -157,8 +205,7 @@ class SlotCache(Cache):
     def clear(self, slot: int) -> None:
         """Empties a slot. Its keys and values may stay: no mask reaches behind a row's end."""
         for layer in self.states:
-            for states in layer.stored():
-                states[slot] = 0
+            layer.clear(slot)
 
     def copy(self, slot: int, to: Sequence[int], length: int) -> None:
         """Copies a slot's states, and the keys and values of its first `length` tokens, to other slots."""
@@ -166,8 +213,8 @@ class SlotCache(Cache):
             if isinstance(layer, SlotLayer) and layer.keys is not None and layer.values is not None:
                 layer.keys[to, :length] = layer.keys[slot, :length]
                 layer.values[to, :length] = layer.values[slot, :length]
-        for layer in self.states:
-            for states in layer.stored():
+        for stateful in self.states:
+            for states in stateful.stored():
                 states[to] = states[slot].clone()
 
     @property
@@ -202,9 +249,11 @@ def window_of(config: PreTrainedConfig) -> int:
 
 def slot_cache(lm: PreTrainedModel, slots: int, context: int) -> SlotCache:
     """Builds an empty cache for the model. Raises NotCacheable as `layer_kinds` does."""
-    config = lm.config.get_text_config()
+    config, takes = lm.config.get_text_config(), inspect.signature(lm.base_model.forward).parameters
+    if "state" in takes:
+        return SlotCache([CARRIED], slots, context)
     states = getattr(config, "number_of_conv_states", 1)
-    masked, kinds = "past_key_values" in inspect.signature(lm.base_model.forward).parameters, layer_kinds(lm)
+    masked, kinds = "past_key_values" in takes, layer_kinds(lm)
     if not masked and {*kinds} & {*ATTENTION, BOTH}:
         raise NotCacheable(f"{type(lm).__name__} keeps nothing of what it has read (it takes no past_key_values)")
     return SlotCache(kinds, slots, context, states, masked, window_of(config))

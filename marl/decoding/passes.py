@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from marl.decoding.cache import FULL, READ_BUDGET, SLIDING, NotCacheable, SlotCache, StateLayer
+from marl.decoding.cache import FULL, READ_BUDGET, SLIDING, NotCacheable, SlotCache
 from marl.decoding.packing import groups_within
 from marl.model.branches import attention_mask, sees
 
@@ -22,7 +22,7 @@ class WholeStreams:
 
     def __init__(self, slots: int) -> None:
         self.held: list[list[int]] = [[] for _ in range(slots)]
-        self.states: list[StateLayer] = []
+        self.states: list[Any] = []
         self.nbytes = 0
 
     def clear(self, slot: int) -> None:
@@ -137,9 +137,26 @@ def on_device(lm: PreTrainedModel, cache: SlotCache, ids: Tensor, query: Tensor)
         output = lm.base_model(
             input_ids=ids, attention_mask=mask, position_ids=query, past_key_values=cache, use_cache=True
         )
+    elif cache.carried:
+        hidden, left = carry(lm, ids, cache.carried.given)
+        cache.carried.take(left)
+        return hidden
     else:  # Mamba's family: without attention or positions
         output = lm.base_model(input_ids=ids, cache_params=cache, use_cache=True)
     cache.save()
     if not all(list(layer.stored()) for layer in cache.states):
         raise NotCacheable(f"{type(lm).__name__} keeps its states in itself, not in a cache")
     return output.last_hidden_state
+
+
+def carry(lm: PreTrainedModel, ids: Tensor, state: Sequence[Tensor] | None) -> tuple[Tensor, Sequence[Tensor]]:
+    """Reads tokens (R, n) behind a state, (R, D, layers) each. Returns hidden states (R, n, D) and the next state."""
+
+    def alone(row: Tensor, *own: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        found = lm.base_model(input_ids=row[None], state=[each[None] for each in own], use_cache=True)
+        return found.last_hidden_state[0], tuple(each[0] for each in found.state)
+
+    if state is not None and ids.shape == (len(ids), 1):  # transformers mixes up rows of one token each
+        return torch.vmap(alone)(ids, *state)
+    output = lm.base_model(input_ids=ids, state=state, use_cache=True)
+    return output.last_hidden_state, output.state

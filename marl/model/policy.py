@@ -274,6 +274,8 @@ def load_config(name: str | Path) -> PreTrainedConfig:
                 raise UserError(f"{called(name)}: it comes with code of its own, which is never run here") from error
             raise
         _check_config(name, config)
+    if hasattr(config, "rescale_every"):  # RWKV in inference halves its own weights, and those of a saved copy again
+        config.rescale_every = 0
     return config
 
 

@@ -39,6 +39,8 @@ from transformers import (
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
+    RwkvConfig,
+    RwkvForCausalLM,
 )
 
 from envs import dond_v0
@@ -47,7 +49,7 @@ from marl.model.policy import Policy, load_lm, load_tokenizer, tiny_lm
 from marl.model.tokens import Tokens, train_tokenizer
 
 ARCHITECTURES = ("gpt2", "llama", "qwen3")
-RECURRENT = ("mamba", "mamba2", "jamba", "falcon_h1", "lfm2", "qwen3_5")
+RECURRENT = ("mamba", "mamba2", "jamba", "falcon_h1", "lfm2", "qwen3_5", "rwkv")
 
 # Every message between two marks, with the role's name; the opening prompt is the system's.
 CHATML = (
@@ -160,6 +162,10 @@ def _build_recurrent(architecture: str, vocab_size: int) -> PreTrainedModel:
         return FalconH1ForCausalLM(FalconH1Config(**common, **attention, **heads, mamba_d_ssm=64))
     if architecture == "lfm2":  # convolutions beside attention
         return Lfm2ForCausalLM(Lfm2Config(**common, **attention, layer_types=["conv", "full_attention"]))
+    if architecture == "rwkv":  # the whole model takes a state and gives it back
+        lm = RwkvForCausalLM(RwkvConfig(**common, context_length=2048, rescale_every=0))
+        lm.head.weight.data *= 4.0  # it has no range to start from, and begins nearly flat
+        return lm
     assert architecture == "qwen3_5", architecture  # linear attention by the gated delta rule, beside full attention
     linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
               "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"]}  # fmt: skip

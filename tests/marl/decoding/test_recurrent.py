@@ -26,7 +26,7 @@ ENVS = {
     "dond": env_maker({"game": "dond", "style": "compact", "objective": 1.0, "max_entries": 6, "max_errors": 2}),
     "among_us": env_maker({"game": "among_us", "style": "compact", "players": 4, "height": 1, "max_steps": 24}),
 }
-COUNT = {"dond": 12, "among_us": 3}  # games
+COUNT = {"dond": 12, "among_us": 8}  # games; in some there is no meeting
 CONTEXT = 1536
 
 

@@ -15,6 +15,8 @@ from transformers import (
     PreTrainedTokenizerFast,
     RemBertConfig,
     RemBertForCausalLM,
+    RwkvConfig,
+    RwkvForCausalLM,
     T5Config,
     XLMConfig,
     XLMWithLMHeadModel,
@@ -42,6 +44,16 @@ def test_a_folder_gives_back_the_model_and_its_tokenizer(architecture: str, tmp_
     ids = torch.tensor([policy.tokens.encode(text)])
     with torch.no_grad():
         torch.testing.assert_close(policy.logits(policy.hidden(ids)), lm(input_ids=ids).logits)
+
+
+def test_an_rwkv_of_many_layers_is_the_same_after_each_save(tmp_path: Path) -> None:
+    """Beyond six layers its own inference mode halves weights in place, and a saved copy's again."""
+    lm, ids = RwkvForCausalLM(RwkvConfig(vocab_size=64, hidden_size=16, num_hidden_layers=8)), torch.arange(9)[None]
+    with torch.no_grad():
+        expected = lm.train()(input_ids=ids).logits
+        for copy in range(3):
+            lm = load_lm(save(tmp_path / str(copy), lm, None)).eval()
+            torch.testing.assert_close(lm(input_ids=ids).logits, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
