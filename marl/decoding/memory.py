@@ -18,6 +18,7 @@ from transformers import PreTrainedConfig
 from marl.common.errors import UserError
 from marl.decoding.cache import READ_BUDGET
 from marl.decoding.probes import size_of
+from marl.model.policy import MOST_LOGITS
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -155,7 +156,7 @@ def learning_bytes(
     layer = 6 * shape.hidden + 4 * shape.inner + 4 * shape.queries + 4 * shape.keys
     kept = 3 * shape.layers * shape.hidden + 2.4 * layer if gradient_checkpointing else (shape.layers + 1) * layer
     size = 2.6 if bf16 else 4  # norms and sums stay in float32
-    return round(tokens * kept * size + rows * replies * shape.vocabulary * 4 * 5)
+    return round(tokens * kept * size + min(rows * replies * shape.vocabulary, MOST_LOGITS) * 4 * 5)
 
 
 def readable(size: int) -> str:

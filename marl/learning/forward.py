@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from marl.losses import Outputs
-from marl.model.policy import Policy, choice_logits
+from marl.model.policy import MOST_LOGITS, Policy, choice_logits
 from marl.model.sharding import is_split
 from marl.types import Kind, TokenBatch
 
@@ -36,23 +38,23 @@ def forward(
     replies = batch.reply[:, 1:]
     if "reply" in reads:
         with part("reply"):
-            logprobs = reply_logprobs(policy, hidden, batch, temperature, replies)  # (M, V)
-            own = logprobs.gather(1, batch.tokens[:, 1:][replies][:, None])[:, 0]
-            entropy = -(logprobs.exp() * logprobs.masked_fill(logprobs == -torch.inf, 0.0)).sum(-1)
+            own, entropy = in_pieces(
+                policy,
+                partial(sampled, policy, temperature),
+                *rows_of(batch, before, replies),
+                batch.tokens[:, 1:][replies],
+            )
             outputs.logprobs = scatter(zeros, replies, own)
             outputs.entropy = scatter(zeros, replies, entropy)
     if "divergence" in reads:
         assert reference is not None, "a divergence is from a reference"
         there = batch.to(reference.device)
         with torch.no_grad():
-            states = reference.hidden(there.tokens, there.branch, there.position_ids)
-            theirs = reply_logprobs(reference, states, there, temperature, there.reply[:, 1:]).to(hidden.device)
+            theirs = reference.hidden(there.tokens, there.branch, there.position_ids)[:, :-1][there.reply[:, 1:]]
         with part("divergence"):
-            ours = reply_logprobs(policy, hidden, batch, temperature, replies)  # (M, V)
-            gaps = (ours - theirs).masked_fill(
-                ours == -torch.inf, 0.0
-            )  # what one never samples, neither does the other
-            outputs.divergence = scatter(zeros, replies, (ours.exp() * gaps).sum(-1))
+            read = partial(diverged, policy, reference, temperature)
+            (gaps,) = in_pieces(policy, read, *rows_of(batch, before, replies), theirs)
+            outputs.divergence = scatter(zeros, replies, gaps)
     if "values" in reads:
         with part("values"):
             mask = batch.decision[:, 1:]
@@ -62,33 +64,91 @@ def forward(
         with part("planned"):
             mask = batch.planned[:, 1:]
             ids = batch.plan_ids[:, 1:][mask]  # (M, P)
-            found = reply_logprobs(policy, hidden, batch, temperature, mask).gather(1, ids.clamp_min(0))
+            (found,) = in_pieces(
+                policy, partial(at, policy, temperature), *rows_of(batch, before, mask), ids.clamp_min(0)
+            )
             outputs.planned = torch.zeros(batch.plan.shape, device=hidden.device)
             outputs.planned[:, 1:][mask] = found.masked_fill(ids < 0, -torch.inf)
     if "beliefs" in reads and (len(batch.row) or is_split(policy)):
         with part("beliefs"):
-            logits = policy.logits(hidden[batch.row, batch.position])  # (N, V)
-            scores = logits.gather(1, batch.candidates.clamp_min(0))
+            read = partial(answers, policy)
+            (scores,) = in_pieces(policy, read, hidden[batch.row, batch.position], batch.candidates.clamp_min(0))
             scores = scores / torch.where(batch.vote, temperature, 1.0).to(scores)[:, None]  # votes as they are sampled
             outputs.beliefs = scores.masked_fill(batch.candidates < 0, -torch.inf).log_softmax(-1)  # (N, K)
     if "observed" in reads:
         with part("observed"):
             mask = (batch.kind == Kind.OBSERVATION)[:, 1:]
-            logprobs = policy.logits(before[mask]).log_softmax(-1)
-            outputs.observed = scatter(zeros, mask, logprobs.gather(1, batch.tokens[:, 1:][mask][:, None])[:, 0])
+            (found,) = in_pieces(policy, partial(text, policy), before[mask], batch.tokens[:, 1:][mask])
+            outputs.observed = scatter(zeros, mask, found)
     return outputs
 
 
-def reply_logprobs(policy: Policy, hidden: Tensor, batch: TokenBatch, temperature: float, mask: Tensor) -> Tensor:
-    """Computes the distributions (M, V) that the M reply tokens of `mask` (B, T - 1) are sampled from: at choices over
-    the legal set alone."""
-    logits = policy.logits(hidden[:, :-1][mask])
+def rows_of(batch: TokenBatch, before: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Finds what the distributions of the M reply tokens of `mask` (B, T - 1) are made of: the states before them
+    (M, D), whether they are choices (M,), and the legal ids (M, O)."""
+    return before[mask], (batch.kind == Kind.CHOICE)[:, 1:][mask], batch.legal[:, 1:][mask]
+
+
+def in_pieces(policy: Policy, read: Callable[..., tuple[Tensor, ...]], *rows: Tensor) -> tuple[Tensor, ...]:
+    """Calls `read` with rows (M, ...), of which it makes logits (M, V), and returns what it returns, (M, ...) each.
+
+    Where these are too many to hold, it reads a piece at a time, and again in the backward pass.
+    """
+    size = max(1, MOST_LOGITS // len(policy.speech_mask))
+    if len(rows[0]) <= size or is_split(policy):  # ranks that share parameters have to read alike
+        return read(*rows)
+    pieces = [
+        checkpoint(read, *piece, use_reentrant=False, preserve_rng_state=False)
+        for piece in zip(*(each.split(size) for each in rows), strict=True)
+    ]
+    return tuple(torch.cat(each) for each in zip(*pieces, strict=True))
+
+
+def reply_logprobs(policy: Policy, temperature: float, states: Tensor, chosen: Tensor, legal: Tensor) -> Tensor:
+    """Computes the distributions (M, V) that reply tokens are sampled from (see `rows_of`): at choices over the legal
+    set alone."""
+    logits = policy.logits(states)
     shaped = policy.speech_logits(logits, temperature)
-    chosen = (batch.kind == Kind.CHOICE)[:, 1:][mask]
     if bool(chosen.any()):
         shaped = shaped.clone()
-        shaped[chosen] = choice_logits(logits[chosen], batch.legal[:, 1:][mask][chosen], temperature)
+        shaped[chosen] = choice_logits(logits[chosen], legal[chosen], temperature)
     return shaped.log_softmax(-1)
+
+
+def sampled(
+    policy: Policy, temperature: float, states: Tensor, chosen: Tensor, legal: Tensor, ids: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities (M,) of the replies' tokens (M,), and the entropies (M,) of what they were sampled from."""
+    logprobs = reply_logprobs(policy, temperature, states, chosen, legal)
+    entropy = -(logprobs.exp() * logprobs.masked_fill(logprobs == -torch.inf, 0.0)).sum(-1)
+    return logprobs.gather(1, ids[:, None])[:, 0], entropy
+
+
+def at(policy: Policy, temperature: float, states: Tensor, chosen: Tensor, legal: Tensor, ids: Tensor) -> tuple[Tensor]:
+    """Log-probabilities (M, P) of several ids (M, P) in the place of each reply's token."""
+    return (reply_logprobs(policy, temperature, states, chosen, legal).gather(1, ids),)
+
+
+def diverged(
+    policy: Policy, reference: Policy, temperature: float, states: Tensor, chosen: Tensor, legal: Tensor, theirs: Tensor
+) -> tuple[Tensor]:
+    """Divergence (M,) of the policy's distributions from the reference's, whose states are `theirs` (M, D)."""
+    there = reference.device
+    with torch.no_grad():
+        base = reply_logprobs(reference, temperature, theirs, chosen.to(there), legal.to(there)).to(states.device)
+    ours = reply_logprobs(policy, temperature, states, chosen, legal)
+    gaps = (ours - base).masked_fill(ours == -torch.inf, 0.0)  # what one never samples, neither does the other
+    return ((ours.exp() * gaps).sum(-1),)
+
+
+def answers(policy: Policy, states: Tensor, candidates: Tensor) -> tuple[Tensor]:
+    """Logits (N, K) of candidate ids (N, K)."""
+    return (policy.logits(states).gather(1, candidates),)
+
+
+def text(policy: Policy, states: Tensor, ids: Tensor) -> tuple[Tensor]:
+    """Log-probabilities (M,) of ids (M,) among all."""
+    return (policy.logits(states).log_softmax(-1).gather(1, ids[:, None])[:, 0],)
 
 
 def scatter(zeros: Tensor, mask: Tensor, values: Tensor) -> Tensor:

@@ -53,6 +53,7 @@ MOST = {
     "intermediate_size": 1 << 18,
     "max_position_embeddings": 1 << 24,
 }
+MOST_LOGITS = 1 << 25  # in one piece: 128 MiB in float32, of which there are five at a time
 FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of types that are not quantised
 QUANTISED = ", which is not read here. Name the model in full precision (float32, bfloat16 or float16)."
 NO_MODEL, NO_TOKENIZER = "no causal language model can be loaded", "no tokenizer can be loaded from it"

@@ -119,6 +119,26 @@ def test_activations_that_are_computed_again_give_the_same_weights(name: str, tm
     assert passes == [1, 2]
 
 
+@pytest.mark.parametrize("estimator", ["k2", "exact"])
+def test_logits_in_pieces_give_the_same_update(estimator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And there are never more than a piece of them."""
+    policy, batch = played()
+    terms: dict[str, Loss] = {**TERMS, "kl": KLLoss(weight=0.5, estimator=estimator)}
+    ends, largest = [], []
+    for most in (1 << 25, 7 * policy.tokens.size):
+        monkeypatch.setattr("marl.learning.forward.MOST_LOGITS", most)
+        learner, read = copy.deepcopy(policy), []
+        learner.lm.get_output_embeddings().register_forward_pre_hook(lambda _, given, n=read: n.append(len(given[0])))
+        config = UpdateConfig(minibatches=1, token_budget=1 << 20)
+        optimizer = torch.optim.SGD(learner.parameters(), lr=1.0)
+        update(learner, another(), batch, terms, optimizer, config, torch.Generator().manual_seed(0))
+        ends.append(weights_of(learner))
+        largest.append(max(read))
+    assert largest[0] > 50 and largest[1] == 7
+    for name, weights in ends[0].items():
+        torch.testing.assert_close(ends[1][name], weights, atol=1e-5, rtol=1e-5)
+
+
 def test_a_model_whose_activations_cannot_be_computed_again_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     policy, _ = played()
     monkeypatch.setattr("marl.model.policy.GradientCheckpointingLayer", RuntimeError)  # a model without any
