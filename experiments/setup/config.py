@@ -103,8 +103,8 @@ def _term(fields: Any, where: str, name: str) -> Any:
         has = {f.name for f in dataclasses.fields(kind)} | set(dir(kind))
     # A loss says what it reads of the model's outputs; a reward reads the whole episode.
     if "weight" not in has or ("reads" in has) != (where == "loss"):
-        needs = "weight and reads" if where == "loss" else "weight, and no reads"
-        raise UserError(f"{setting}: is no class of a {where}, which is a dataclass with {needs}")
+        needs = "the fields weight and reads" if where == "loss" else "a field weight, and no reads"
+        raise UserError(f"{setting} is no {where}. Name a dataclass with {needs}.")
     term = make(kind, {k: v for k, v in fields.items() if k != "_target_"}, f"{where}.{name}")
     if where == "loss":
         if term.weight < 0:

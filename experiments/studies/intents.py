@@ -393,7 +393,7 @@ def draw(rows: Sequence[TableRow], path: Path) -> None:
         "nonsense caught": [r for r in rows if r.metric.startswith("filter/recall/") and r.arm == HEADS],
         "score": [r for r in rows if r.metric == "game/score" and " v " not in r.arm],
     }
-    figure = Figure(figsize=(2 * HALF, HALF), layout="constrained")
+    figure = Figure(figsize=(HALF, 0.9 * HALF), layout="constrained")
     for axes, (title, own), colour in zip(figure.subplots(2, 2).flat, panels.items(), PAPER[1:], strict=False):
         names = [r.metric.removeprefix("filter/recall/") if r.arm == HEADS else r.arm for r in own]
         for place, row in enumerate(own):
@@ -401,8 +401,8 @@ def draw(rows: Sequence[TableRow], path: Path) -> None:
             axes.plot(row.mean, place, "o", color=colour)
         axes.set_yticks(range(len(own)), names)
         axes.invert_yaxis()
-        axes.set_title(title, loc="left", fontsize=9)
-        style_axes(axes)
+        axes.set_title(title, loc="left", fontsize=10)
+        style_axes(axes, ink="#222222", muted="#555555", grid="#dddddd")
     save_figure(figure, path)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from envs.core import TurnKind
 from marl.agents.base import Key, Player, Reply, Request, uniform_beliefs
+from marl.common.errors import UserError
 from marl.model.tokens import Tokens, View
 from marl.types import Belief, Kind, Stream
 
@@ -61,6 +62,10 @@ class TextAgent:
         legal = view.cue(r.options)
         ids: tuple[int, ...]
         if r.turn == TurnKind.CHOOSE:
+            if text not in r.options:
+                raise UserError(
+                    f"The player {self.name!r} of role {r.role} chose {text!r}. Its options are {', '.join(r.options)}."
+                )
             ids, kind = (legal[r.options.index(text)],), Kind.CHOICE
         else:
             ids, kind = tuple(self.tokens.encode(text)), Kind.SPEECH

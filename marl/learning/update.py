@@ -161,11 +161,17 @@ def backward(
     total = torch.zeros((), device=outputs.logprobs.device)
     for name, loss in losses.items():
         values, mask = evaluate(part, name, loss, outputs)
-        mean = values[mask].sum() / max(counts[name], 1)
+        picked = values[mask]
+        if len(picked) > counts[name]:
+            raise UserError(
+                f"loss.{name}: the mask of {type(loss).__name__} depends on the outputs. Make it of the batch alone, "
+                "as batch.reply is."
+            )
+        mean = picked.sum() / max(counts[name], 1)
         amount = float(mean.detach())
         if loss.weight:
             if not math.isfinite(amount):
-                raise NotFinite(why_not_finite(name, loss, values[mask].detach(), outputs))
+                raise NotFinite(why_not_finite(name, loss, picked.detach(), outputs))
             total = total + loss.weight * mean
         totals.add(f"loss/{name}", amount * counts[name], 0)
     if total.requires_grad:

@@ -335,6 +335,7 @@ def ablation_figure(
     colours = {arm: PAPER[i] for arm, i in arm_colours(arms).items()}
     figure = Figure(figsize=(HALF, max(0.36 * len(arms) + 1.0, 2.5 if curve else 0)), layout="constrained")
     panels = figure.subplots(1, len(metrics) + bool(curve), squeeze=False)[0]
+    letters = min(40, 72 // len(panels))  # of a line under a panel
     for i, (axes, metric) in enumerate(zip(panels, metrics, strict=False)):
         style_axes(axes, ink="#222222", muted="#555555", grid="#dddddd")
         axes.grid(axis="y", visible=False)
@@ -354,7 +355,8 @@ def ablation_figure(
         for label, arm in zip(axes.get_yticklabels(), arms, strict=True):
             label.set_color(colours[arm])
         axes.set_title(wording(metric).label, fontsize=11, loc="left")
-        axes.set_xlabel("open: published" if others else fill(wording(metric).note.partition(",")[0], 40), fontsize=9)
+        note = "open: published" if others else fill(wording(metric).note.partition(",")[0], letters)
+        axes.set_xlabel(note, fontsize=9)
         if wording(metric).percent:
             axes.xaxis.set_major_formatter(PERCENT)
             left, right = axes.get_xlim()

@@ -246,9 +246,9 @@ algo.kind=[] | algo.kind=\[\]: must be one of ppo, filtered_bc
 cast.negotiator.partners=inf | cast.negotiator.partners=inf: must be a number from -1e[+]30 to 1e[+]30
 loss.kl._target_=null | loss.kl=.* has no _target_: give the whole term, as conf/loss/default.yaml
 model.name=/models/mine | model.name=/models/mine: the small model has no name. Add model=hf
-loss.kl._target_=os.system | is no class of a loss, which is a dataclass with weight and reads
-loss.kl._target_=marl.rewards.game.GameReward | is no class of a loss
-reward.game._target_=marl.losses.kl.KLLoss | is no class of a reward
+loss.kl._target_=os.system | is no loss. Name a dataclass with the fields weight and reads
+loss.kl._target_=marl.rewards.game.GameReward | is no loss
+reward.game._target_=marl.losses.kl.KLLoss | is no reward
 +loss.policy.reads=value | loss\.policy\.reads='value': must be one of reply, values,
 loss.listening.weight=-0.5 | loss\.listening\.weight=-0\.5: would learn the opposite; must be 0
 algo.context=4096 | algo.context=4096 is more than the model can read

@@ -98,6 +98,13 @@ def test_a_term_that_returns_no_values_with_their_mask_is_refused(
         trained({"policy": TERMS["policy"], "mine": Mine(of)})
 
 
+def test_a_mask_that_depends_on_the_outputs_is_refused() -> None:
+    """Its tokens are counted before the model is read: the mean over others would be a sum."""
+    mine = Mine(lambda batch, outputs: (-outputs.entropy, outputs.entropy > 0))
+    with pytest.raises(UserError, match=r"^loss\.mine: the mask of Mine depends on the outputs\. Make it of the batch"):
+        trained({"policy": TERMS["policy"], "mine": mine})
+
+
 def nan(batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
     return torch.where(batch.decision, (outputs.logprobs - 1).log(), outputs.logprobs), batch.reply
 

@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import cache
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from marl.agents.scripted import among_us, among_us_language
 from marl.agents.scripted.among_us import Memory, credulous, make_player
 from marl.agents.scripted.among_us_language import FORMS, Statement, Topic, accused, understand
 from marl.agents.text import TextAgent
+from marl.common.errors import UserError
 from marl.learning.batch import collate, seats_of
 from marl.model.tokens import CUE, Tokens, train_tokenizer
 from marl.rollout.games import env_maker, scripted
@@ -363,6 +365,9 @@ def test_compact_texts_are_one_token_a_word_and_recorded_choices_one_token() -> 
     request = Request((0, "player_0"), 3, "crewmate", 0, TurnKind.CHOOSE, text, ("go_south", "wait", "do_task"))
     (reply,) = agent.act([request])
     assert len(reply.ids) == 1 and len(reply.legal) == 3 and reply.text in request.options
+    lost = SimpleNamespace(reply=lambda text, options: "go_up")
+    with pytest.raises(UserError, match=r"^The player 'lost' of role crewmate chose 'go_up'\. Its options are go_sou"):
+        TextAgent("lost", lambda seed, role: lost, tokens).act([request])
 
 
 def test_unknown_players_are_refused() -> None:
