@@ -75,6 +75,8 @@ def finish_game(page: Any, seconds: float = 90) -> None:
         if choices.count():
             choices.nth(sent % choices.count()).click()
         elif page.locator("#now input[name=books]").count() and (sent >= 2 or not page.locator("#text").count()):
+            if page.locator("#claims").count():
+                page.locator("#claims").click()
             page.locator("button[aria-label='more hats']").click()
             page.get_by_role("button", name="Propose").click()
         else:

@@ -135,6 +135,7 @@ def test_a_bad_file_is_told_in_a_sentence(changes: Mapping[str, Any], why: str, 
     ("changes", "why"),
     [
         ({"parts__alone__conditions__hard__opponent": "nobody"}, "conditions.hard.*no finished run nobody"),
+        ({"parts__alone__conditions__hard__opponent": "begun"}, "conditions.hard.*no finished run begun"),
         ({"parts__alone__conditions__hard__iteration": 3}, "hard.*neither plans nor has iterations"),
         ({"parts__alone__conditions__hard__opponent": "chat"}, "give its endpoint"),
         ({"parts__alone__conditions__hard__seat": "imposter"}, "hard.*seat=imposter"),
@@ -145,6 +146,8 @@ def test_a_bad_file_is_told_in_a_sentence(changes: Mapping[str, Any], why: str, 
 def test_what_cannot_be_played_is_told_before_anybody_comes(
     changes: Mapping[str, Any], why: str, tmp_path: Path
 ) -> None:
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun/config.yaml").write_text("arm: full\n")  # and no card yet
     written(tmp_path, **changes)
     with pytest.raises(UserError, match=why), studying(tmp_path):
         pass
