@@ -125,8 +125,9 @@ class Robot:
 
     def _live(self, address: str) -> GamePage:
         """The game as the last of the server's events shows it."""
-        events = self._get(f"{address}/live").text.split("data: ")
-        return GamePage(json.loads(events[-1]))
+        lines = self._get(f"{address}/live").text.splitlines()
+        events = [line for line in lines if line.startswith("data: ")]
+        return GamePage(json.loads(events[-1].removeprefix("data: ")))
 
     def _get(self, path: str) -> httpx2.Response:
         return checked(self.client.get(path))

@@ -110,8 +110,8 @@ def test_a_whole_game_by_keyboard(opened: Any, game: str, seat: str) -> None:
     opened.keyboard.press("Enter")
     opened.wait_for_url("**/play/*")
     sent = 0
-    while state(opened) not in ("over", "stopped"):
-        if state(opened) == "waiting":
+    while (now := state(opened)) not in ("over", "stopped"):
+        if now == "waiting":
             opened.wait_for_timeout(30)
             continue
         before = version(opened)
