@@ -2,7 +2,7 @@
 
 It answers on http://127.0.0.1:8700 to this machine alone. `host=0.0.0.0` lets others in and needs a `token`, which
 they type once. Games are kept in `out`/games.sqlite: a restart goes on with them. Finished games are recorded under
-`out`/episodes, and are among the games to watch. With `protocol` the pages are those of a study with people, alone.
+`out`/episodes, and are among the games to watch. With `study` the pages are those of a study with people, alone.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ def check(cfg: DictConfig) -> None:
         raise UserError(f"host={cfg.host}: others could reach this page. Give a token, as in token=WORDS.")
     if not isinstance(cfg.simulated, bool):
         raise UserError(f"simulated={cfg.simulated}: must be true or false")
-    if cfg.simulated and not cfg.protocol:
-        raise UserError("simulated=true is of a study. Give protocol, or leave it out.")
-    if cfg.protocol and not cfg.simulated and (blanks := read_study(cfg.protocol).blanks):
+    if cfg.simulated and not cfg.study:
+        raise UserError("simulated=true is of a study. Give study, or leave it out.")
+    if cfg.study and not cfg.simulated and (blanks := read_study(cfg.study).blanks):
         raise UserError(
-            f"protocol={cfg.protocol}: {blanks[0]} has to be filled in. Copy the file, and say there what people read."
+            f"study={cfg.study}: {blanks[0]} has to be filled in. Copy the file, and say there what people read."
         )
     if cfg.chat.url:
         ChatAgent(make(ChatConfig, plain(cfg)["chat"], "chat"))  # refuses what cannot work before anybody comes
@@ -83,9 +83,7 @@ def folder_of(cfg: DictConfig) -> Path:
     """The folder of the games: `out`, or where they belong."""
     if cfg.out is not None:
         return Path(cfg.out)
-    return (
-        study_folder(cfg.runs, read_study(cfg.protocol).name, cfg.simulated) if cfg.protocol else Path(cfg.runs) / "web"
-    )
+    return study_folder(cfg.runs, read_study(cfg.study).name, cfg.simulated) if cfg.study else Path(cfg.runs) / "web"
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -129,7 +127,7 @@ def site(cfg: DictConfig) -> tuple[Any, Any, Any]:
     store = Store(out / "games.sqlite")
     engine = None
     try:
-        roster = Roster(store, read_study(cfg.protocol), cfg.simulated) if cfg.protocol else None
+        roster = Roster(store, read_study(cfg.study), cfg.simulated) if cfg.study else None
         limits = Limits(cfg.games_at_once, 1 if roster else cfg.games_each, 60.0 * cfg.idle_minutes)
         engine = Engine(store, opponents, out, limits, "simulated" if cfg.simulated else "human")
         token = None if cfg.token is None else str(cfg.token)

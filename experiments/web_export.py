@@ -1,4 +1,4 @@
-"""Writes what a study found: `python -m experiments.web_export protocol=NAME`, also while it is being played.
+"""Writes what a study found: `python -m experiments.web_export study=NAME`, also while it is being played.
 
 Written into `out`: `games.jsonl`, transcripts of finished games; `games.csv`, a row for each game that was begun;
 `people.csv`, a row for each person, with the pay; `table.csv`, means by condition with 95 % intervals, and differences
@@ -84,7 +84,7 @@ class PersonRow:
 def main(cfg: DictConfig) -> Path:
     """Reads the study's database and writes its files."""
     check_count(cfg.seed, "seed", 0)
-    study = read_study(cfg.protocol)
+    study = read_study(cfg.study)
     folder = Path(cfg.study_out) if cfg.study_out else study_folder(cfg.runs, study.name, cfg.simulated)
     out = Path(cfg.out) if cfg.out else folder / "export"
     if cfg.withdraw is not None:
@@ -157,7 +157,7 @@ def withdraw(folder: Path, study: Study, code: str, simulated: bool) -> None:
 def opened(path: Path, simulated: bool) -> sqlite3.Connection:
     """The study's database, to read only. UserError if it is none, or its games were played by others."""
     if not path.is_file():
-        raise UserError(f"{path}: there is no such study yet. Serve it first: python -m experiments.web protocol=NAME")
+        raise UserError(f"{path}: there is no such study yet. Serve it first: python -m experiments.web study=NAME")
     try:
         db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
         kind = db.execute("SELECT value FROM meta WHERE name = 'played by'").fetchone()

@@ -1,4 +1,4 @@
-"""A study played by programs in place of people, to try it out: `python -m experiments.web_simulate protocol=NAME`.
+"""A study played by programs in place of people, to try it out: `python -m experiments.web_simulate study=NAME`.
 
 Programs open the study's pages, agree, and play by a scripted player that knows nothing but the pages. Their games lie
 in RUNS/study-NAME-simulated, are called simulated in every file, and are never mixed with games of people. The same
@@ -36,7 +36,7 @@ def main(cfg: DictConfig) -> list[float]:
         raise UserError("simulated=false: programs are no people. Leave it out.")
     web.check(cfg)
     check_writable(web.folder_of(cfg), "out")
-    study = read_study(cfg.protocol)
+    study = read_study(cfg.study)
     each = -(-cfg.plays // cfg.people)
     if each > study.games:
         raise UserError(
@@ -61,7 +61,7 @@ def main(cfg: DictConfig) -> list[float]:
     say(f"A reply took {half:.2f} s in the middle, {late:.2f} s at the 95th percentile.")
     if cfg.people == 1:
         say(f"Of each reply, {max(0.0, robots[0].waited - engine.thinking) / len(seconds):.3f} s went to the page.")
-    say(f"Tables: python -m experiments.web_export protocol={cfg.protocol} simulated=true")
+    say(f"Tables: python -m experiments.web_export study={cfg.study} simulated=true")
     return seconds
 
 

@@ -191,7 +191,7 @@ COMMANDS: dict[str, Callable[[], Any]] = {
     "crossplay": crossplay.main, "iterations": iterations.main, "benchmark": benchmark.main,
 }  # fmt: skip
 NEEDED = {  # what a command asks for; of what is given twice the later counts
-    "conditions": ("study=dond_pikl",), "frontier": ("data.dond=nowhere",), "expected": ("name=a", "select=run"),
+    "conditions": ("comparison=dond_pikl",), "frontier": ("data.dond=nowhere",), "expected": ("name=a", "select=run"),
     "crossplay": ("players=[random,scripted]",), "iterations": ("select=run",), "report": ("select=run",),
 }  # fmt: skip
 OF_RUNS = ("expected", "iterations", "report", "conditions", "drift")  # commands that read finished runs
@@ -234,7 +234,7 @@ def typo(name: str, seed: int) -> str:
 
 def command_lines(command: str, needed: list[str]) -> st.SearchStrategy[tuple[str, list[str]]]:
     """Words of a command's own settings and groups."""
-    known = OmegaConf.to_container(configure(command, *(word for word in needed if word.startswith("study="))))
+    known = OmegaConf.to_container(configure(command, *(word for word in needed if word.startswith("comparison="))))
     names = [
         *paths(known),
         *(["env", "model", "algo", "ablation", "sweep", "base", "tracker"] if "env" in known else []),

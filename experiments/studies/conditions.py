@@ -1,16 +1,16 @@
 """Plays finished runs under other conditions than their own evaluation's, and tabulates what came of it.
 
-    python -m experiments.studies.conditions study=among_us_generalisation
+    python -m experiments.studies.conditions comparison=among_us_generalisation
 
-A study (conf/study/) names runs and conditions; each
+A comparison (conf/comparison/) names runs and conditions. Each
 run, and the base of each seed, plays the same games under each of them. Each cell of this table is written as soon as
 it is played: a stopped command goes on where it was, several share the work, and the one that ends last writes the
 table. Intervals are those of experiments.report: over training seeds, of a single one over its games.
 
 Written: `NAME_per_seed.csv.gz`, each run's own figures; made of it, `NAME.csv` (means over seeds),
 `NAME_differences.csv.gz` (each condition minus the `reference`, and arms minus arms under each condition, paired by
-seed), `NAME.svg`, and where a study has a `headline` condition, `table.csv`, which has that alone; with `publish` the
-runs' cards as well. `study=NAME data=FOLDER/NAME_per_seed.csv.gz` makes them again, without the runs.
+seed), `NAME.svg`, and where it has a `headline` condition, `table.csv`, which has that alone; with `publish` the
+runs' cards as well. `comparison=NAME data=FOLDER/NAME_per_seed.csv.gz` makes them again, without the runs.
 """
 
 from __future__ import annotations
@@ -206,10 +206,12 @@ def announce(found: Sequence[Entrant], conditions: int, cells: Mapping[Path, Cel
 
 # --- What is to be played ---------------------------------------------------------------------------------------------
 def read_conditions(cfg: DictConfig) -> dict[str, Condition]:
-    """The study's conditions by name. UserError where there is none, or one has a field that is not known."""
+    """The comparison's conditions by name. UserError where there is none, or one has a field that is not known."""
     settings = plain(cfg)["conditions"]
     if not settings:
-        raise UserError(f"conditions: the study {cfg.name} names none; a file of conf/study/ lists what to play")
+        raise UserError(
+            f"conditions: the comparison {cfg.name} names none; a file of conf/comparison/ lists what to play"
+        )
     found = {}
     for name, changes in settings.items():
         if not isinstance(changes, Mapping):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from urllib.parse import quote
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from experiments.webapp import runs as runs_page
@@ -30,7 +31,7 @@ from experiments.webapp.table import LONGEST, reply_of, table_view
 from marl.common.errors import UserError
 from marl.report.html import TEMPLATES, templates
 
-WAIT = 20.0  # seconds that a page waits for news in one request
+WAIT = 20.0  # seconds after which a page that waits for news asks again
 SHOWN = 100  # recorded games on a page
 OBJECTIVES = {"own": "the opponent's own", "1": "cooperative", "0": "semi-competitive", "-1": "strictly competitive"}
 SEATS = {"dond": ("any", "player_0", "player_1"), "among_us": ("any", "crewmate", "imposter")}
@@ -42,6 +43,7 @@ HEADERS = {
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+PICTURE = "default-src 'none'; style-src 'unsafe-inline'"
 REPORT = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; frame-ancestors 'none'"
 Answer = Awaitable[Response]
 
@@ -93,6 +95,7 @@ class Site:
             ("/play", self.begin, "POST"),
             ("/watch", self.watch, "GET"),
             ("/watch/{run}/{file}/{line:int}", self.recorded, "GET"),
+            ("/watch/{run}/{file}/{line:int}/board/{phase:int}", self.board, "GET"),
             ("/watch/{run}/{file}/{line:int}/beside/{other}/{file2}/{line2:int}", self.beside, "GET"),
             ("/runs", self.run_table, "GET"),
             ("/runs/{run}", self.run, "GET"),
@@ -232,31 +235,55 @@ class Site:
             raise Refused(404, "There is no such game, or it is somebody else's.")
         return sight
 
-    async def news(self, request: Request, person: str, since: int | None, seconds: float) -> Sight:
-        """The game once it has changed and nothing is being waited for, or after so many seconds."""
-        until = time.monotonic() + seconds
+    async def news(self, request: Request, person: str) -> Sight:
+        """The game once nothing is being waited for, or after a moment."""
+        until = time.monotonic() + 0.3
         while True:
             sight = self.own(request, person)
-            if (sight.state != "waiting" and sight.version != since) or time.monotonic() > until:
+            if sight.state != "waiting" or time.monotonic() > until:
                 return sight
             await asyncio.sleep(0.02)
 
     def shown(self, template: str, sight: Sight, why: str = "") -> Response:
         """A game, or its table alone."""
-        ending = self._study.ending(sight) if self._study else {}
-        rules = sight.number == 0 and self._study is not None and self._study.begins(sight)
+        ending = self._study.standing(sight) if self._study else {}
+        rules = (
+            sight.number == 0
+            and sight.state in ("yours", "waiting")
+            and self._study is not None
+            and self._study.begins(sight)
+        )
         return self.html(
             template, 400 if why else 200, sight=sight, table=table_view(sight), why=why, ending=ending, rules=rules
         )
 
     async def play(self, request: Request, person: str) -> Response:
-        return self.shown("play.html", await self.news(request, person, None, 0.3))
+        return self.shown("play.html", await self.news(request, person))
 
     async def live(self, request: Request, person: str) -> Response:
-        """The table alone, for the script: at once if it has changed, else when it does."""
+        """The table alone, for the script: a stream of server-sent events, one for each change until it is the
+        person's turn."""
+        self.own(request, person)
         since = request.query_params.get("since", "")
-        known = int(since) if since.isdecimal() and len(since) < 9 else None
-        return self.shown("table.html", await self.news(request, person, known, WAIT))
+        known = int(since) if since.isdecimal() and len(since) < 9 else -1
+        stream = self.changes(request, person, known)
+        return StreamingResponse(stream, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+
+    async def changes(self, request: Request, person: str, known: int) -> AsyncIterator[str]:
+        """Ends after `WAIT` seconds; the browser then asks again by itself."""
+        yield "retry: 300\n\n"
+        until = time.monotonic() + WAIT
+        while time.monotonic() < until:
+            try:
+                sight = self.own(request, person)
+            except Refused:  # deleted meanwhile
+                return
+            if sight.version != known:
+                known = sight.version
+                yield f"data: {json.dumps(bytes(self.shown('table.html', sight).body).decode())}\n\n"
+                if sight.state != "waiting":
+                    return
+            await asyncio.sleep(0.02)
 
     async def reply(self, request: Request, person: str) -> Response:
         sight = self.own(request, person)
@@ -269,7 +296,7 @@ class Site:
             except UserError as error:
                 why = str(error)
         if request.headers.get("x-script") == "1":
-            sight = await self.news(request, person, None, 0.3)
+            sight = await self.news(request, person)
             return self.shown("table.html", sight, why)
         if why:
             return self.shown("play.html", sight, why)
@@ -303,6 +330,11 @@ class Site:
         game = await run_in_threadpool(watch.recorded_game, self.runs, **request.path_params)
         others = await run_in_threadpool(watch.same_games, self.runs, **request.path_params)
         return self.html("recorded.html", game=game, others=others)
+
+    async def board(self, request: Request, person: str) -> Response:
+        """The picture of a position of Diplomacy."""
+        svg = await run_in_threadpool(watch.board_of, self.runs, **request.path_params)
+        return Response(svg, media_type="image/svg+xml", headers={"Content-Security-Policy": PICTURE})
 
     async def beside(self, request: Request, person: str) -> Response:
         """One game as two runs played it, side by side."""

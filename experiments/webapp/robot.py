@@ -5,6 +5,7 @@ It knows nothing but what the server sends to a browser. What it plays is marked
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import time
@@ -103,7 +104,7 @@ class Robot:
             if page.state == "waiting":
                 if time.monotonic() > until:
                     raise UserError(f"{address}: the opponent has not replied for {PATIENCE:g} seconds.")
-                page = GamePage(self._get(f"{address}/live").text)
+                page = self._live(address)
                 continue
             lines = [*([] if opened else [page.rules]), *page.heard[heard:]]
             text = "".join(line.rstrip("\n") + "\n" for line in lines)
@@ -113,7 +114,7 @@ class Robot:
                 self._post(address, number=page.number, **form_of(player.reply(text, tuple(page.choices)), page)).text
             )
             while page.state == "waiting" and time.monotonic() < began + PATIENCE:
-                page = GamePage(self._get(f"{address}/live").text)
+                page = self._live(address)
             self.seconds.append(time.monotonic() - began)
             until = time.monotonic() + PATIENCE
         self.waited += time.monotonic() - before
@@ -121,6 +122,12 @@ class Robot:
 
     def finish(self) -> None:
         self._post("/study/finish")
+
+    def _live(self, address: str) -> GamePage:
+        """The game as the last of the server's events shows it."""
+        lines = self._get(f"{address}/live").text.splitlines()
+        events = [line for line in lines if line.startswith("data: ")]
+        return GamePage(json.loads(events[-1].removeprefix("data: ")))
 
     def _get(self, path: str) -> httpx2.Response:
         return checked(self.client.get(path))

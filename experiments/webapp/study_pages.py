@@ -146,15 +146,19 @@ class StudyPages:
         """Tells whether this is the person's first game: the rules are open in it."""
         return len(self.roster.games(sight.person)) == 1
 
-    def ending(self, sight: Sight) -> dict[str, Any]:
-        """Text for a person at a game's end: points, pay, what went wrong, and how much is earned so far."""
+    def standing(self, sight: Sight) -> dict[str, Any]:
+        """Text for a person in a game: its number and how much is earned so far; at its end points, pay, what went
+        wrong, and whether there is another."""
         person = self.roster.person(sight.person)
-        if person is None or sight.state in ("yours", "waiting"):
+        if person is None:
             return {}
         games = self.roster.games(sight.person)
         game = next((game for game in games if game.game == sight.id), None)
         if game is None:
             return {}
+        so_far = {"number": game.number, "earned": self.roster.study.pay.money(self.roster.pay(person))}
+        if sight.state in ("yours", "waiting"):
+            return so_far
         pay, result = self.roster.as_of(game.version).pay_in(game.part), game.result
         how, wrong = result.get("how", ""), ""
         if how == "failed":
@@ -167,8 +171,7 @@ class StudyPages:
             "points": f"{result['score']:g}" if "score" in result else "",
             "wrong": wrong,
             "pay": pay.money(pay.of(result)),
-            "earned": pay.money(self.roster.pay(person)),
-            "number": game.number,
+            **so_far,
             "more": person.state == "playing" and len(games) < self.roster.study.games,
         }
 

@@ -12,6 +12,7 @@ from typing import Any
 from marl.common.errors import UserError
 from marl.common.files import FAULTS, digest, read_bytes, reading
 from marl.metrics.among_us import Moves, room_name
+from marl.report.diplomacy import COLOURS, Phase, phase_views, phases_of, picture
 from marl.report.transcripts import check_transcript
 from marl.report.views import game_view, is_among_us, is_dond, story_of
 from marl.storage.folder import CONFIG, read_settings
@@ -128,14 +129,12 @@ def _read(path: Path, run: str, changed: int, size: int) -> tuple[Recorded, ...]
 
 def recorded_game(runs: Path, run: str, file: str, line: int) -> dict[str, Any]:
     """One game for the template. UserError if there is none, or it is damaged."""
-    path = next((path for path in files_of(runs, run) if path.name == file), None) if NAME.fullmatch(run) else None
-    lines = read_bytes(path).decode(errors="replace").split("\n") if path else []
-    if path is None or not 1 <= line <= len(lines) or not lines[line - 1]:
-        raise UserError("There is no such recorded game.")
+    text, last = line_of(runs, run, file, line)
     with reading(f"{run}/{file}, line {line}"):
-        transcript = json.loads(lines[line - 1])
+        transcript = json.loads(text)
         check_transcript(transcript)
         view = game_view(transcript, run)
+        view |= {"phases": phase_views(transcript, view.get("turns", []), _phases(text)), "colours": COLOURS}
         ways = map_of(transcript) if is_among_us(transcript) else None
     held = set(transcript["players"].values())
     return {
@@ -146,8 +145,34 @@ def recorded_game(runs: Path, run: str, file: str, line: int) -> dict[str, Any]:
         "run": run,
         "file": file,
         "line": line,
-        "last": len([x for x in lines if x]),
+        "last": last,
     }
+
+
+def board_of(runs: Path, run: str, file: str, line: int, phase: int) -> str:
+    """The board at the beginning of a phase of a game of Diplomacy, as SVG. UserError if there is none."""
+    text, _ = line_of(runs, run, file, line)
+    with reading(f"{run}/{file}, line {line}"):
+        phases = _phases(text)
+    if not 0 <= phase < len(phases) or phases[phase].position is None:
+        raise UserError("There is no such picture.")
+    return picture(phases[phase])
+
+
+@lru_cache(maxsize=16)
+def _phases(text: str) -> list[Phase]:
+    transcript = json.loads(text)
+    check_transcript(transcript)
+    return phases_of(transcript)
+
+
+def line_of(runs: Path, run: str, file: str, line: int) -> tuple[str, int]:
+    """A recorded game as it is written, and how many its file has."""
+    path = next((path for path in files_of(runs, run) if path.name == file), None) if NAME.fullmatch(run) else None
+    lines = read_bytes(path).decode(errors="replace").split("\n") if path else []
+    if path is None or not 1 <= line <= len(lines) or not lines[line - 1]:
+        raise UserError("There is no such recorded game.")
+    return lines[line - 1], len([x for x in lines if x])
 
 
 def began(transcript: dict[str, Any]) -> str:

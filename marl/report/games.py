@@ -9,11 +9,11 @@ from typing import Any
 
 from marl.metrics.among_us import template
 from marl.metrics.wording import ARM_ORDER
+from marl.report.diplomacy import shown_view
 from marl.report.runs import MEASURED, TRAINED, Run, arm_label, base_names
 from marl.report.views import (
     Transcript,
     View,
-    game_view,
     is_among_us,
     learned,
     mentions,
@@ -114,14 +114,14 @@ def shown_games(runs: Sequence[Run], most: int = 24) -> list[list[View]]:
         played = run.transcripts.get(TRAINED) or (evaluated[-1] if evaluated else [])
         plays[arm] = {game_of(t): t for t in played}
         in_training = [games for name, games in run.transcripts.items() if name.startswith("planned-")]
-        planned += [[game_view(games[0], f"{arm}, in training, planned")] for games in in_training[-1:]]
+        planned += [[shown_view(games[0], f"{arm}, in training, planned")] for games in in_training[-1:]]
     order = sorted(plays, key=lambda name: (name in firsts, ARM_ORDER.index(name) if name in ARM_ORDER else len(plays)))
     shown = []
     for game in dict.fromkeys(game for arm in firsts for game in plays[arm]):
         found = {name: own[game] for name in order if game in (own := plays[name])}
         silent = not any(turn["message"] for transcript in found.values() for turn in transcript["turns"])
         if not (silent and all(map(is_among_us, found.values()))):
-            shown.append([game_view(transcript, name) for name, transcript in found.items()])
+            shown.append([shown_view(transcript, name) for name, transcript in found.items()])
     return shown[: max(2, most // len(plays))] + planned
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from marl.report.diplomacy import shown_view
 from marl.report.transcripts import Transcript
-from marl.report.views import game_view
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -21,5 +21,5 @@ def templates(*folders: Path) -> Environment:
 
 def episode_html(transcript: Transcript) -> str:
     """Renders a game as in a report, in a frame, so that its style stays its own."""
-    page = templates().get_template("game.html").render(game=game_view(transcript))
+    page = templates().get_template("game.html").render(game=shown_view(transcript))
     return f'<iframe title="one game" srcdoc="{escape(page)}" style="width:100%;height:30rem;border:0"></iframe>'

@@ -36,6 +36,7 @@ def game_view(transcript: Transcript, condition: str = "") -> View:
     """
     outcome = outcome_text(transcript)
     view = {"condition": condition, "seed": transcript["seed"], "outcome": outcome, "chapters": None, "named": False}
+    view["phases"] = []  # of Diplomacy: diplomacy.shown_view
     view["ending"] = outcome.partition(":")[0]
     if is_among_us(transcript):
         return {**view, **_among_us_view(transcript)}

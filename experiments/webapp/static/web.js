@@ -2,6 +2,7 @@
 "use strict";
 
 const table = document.getElementById("table");
+let news = null; // the server's events, while others are waited for
 
 function show(html, focus) {
   const text = document.getElementById("text");
@@ -10,8 +11,9 @@ function show(html, focus) {
   prepare();
   const next = document.getElementById("text");
   if (next && !focus) next.value = draft;
-  const first = table.querySelector("#now textarea, #now button, #now a");
-  if (first) { first.focus({ preventScroll: true }); document.getElementById("now").scrollIntoView({ block: "nearest" }); }
+  const now = document.getElementById("now"); // the button that stops the game is never chosen for anybody
+  (now.querySelector(".reply textarea, .reply button, .ending button, a.main") || now).focus({ preventScroll: true });
+  now.scrollIntoView({ block: "nearest" });
 }
 
 function prepare() {
@@ -31,14 +33,21 @@ function prepare() {
   if (text) text.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); text.form.requestSubmit(); }
   });
+  const claim = table.querySelector("dialog"), opener = document.getElementById("claims");
+  if (claim) {
+    claim.close(); // without this script it stands open among the rest
+    for (const button of table.querySelectorAll("[data-claim]")) button.hidden = false;
+    opener.addEventListener("click", () => { claim.showModal(); worth(claim.querySelector("form")); });
+    claim.querySelector("[data-claim]").addEventListener("click", () => claim.close());
+  }
   const state = table.querySelector(".state").dataset;
-  if (state.state === "waiting") wait(state.version);
+  if (state.state === "waiting" && !news) wait(state.version);
 }
 
 function worth(form) {
   let points = 0;
   for (const input of form.querySelectorAll("input[data-worth]")) points += Number(input.value) * Number(input.dataset.worth);
-  form.querySelector(".worth").textContent = "worth " + points + " points to you";
+  form.querySelector(".worth").textContent = "worth " + points + (points === 1 ? " point" : " points") + " to you";
 }
 
 async function send(event) {
@@ -52,15 +61,14 @@ async function send(event) {
   } catch { location.reload(); }
 }
 
-async function wait(version) {
-  for (;;) {
-    try {
-      const answer = await fetch(table.dataset.live + "?since=" + version);
-      const html = await answer.text();
-      if (!answer.ok) throw new Error(html);
-      if (!html.includes('data-state="waiting"')) return show(html, true);
-    } catch { await new Promise((resolve) => setTimeout(resolve, 3000)); }
-  }
+function wait(version) {
+  news = new EventSource(table.dataset.live + "?since=" + version);
+  news.onmessage = (event) => {
+    const html = JSON.parse(event.data), done = !html.includes('data-state="waiting"');
+    if (done) { news.close(); news = null; }
+    show(html, done);
+  };
+  news.onerror = () => { if (news.readyState === EventSource.CLOSED) setTimeout(wait, 3000, version); };
 }
 
 if (table) prepare();

@@ -507,7 +507,7 @@ def test_null_is_taken_wherever_a_comment_says_what_it_means() -> None:
         ("report runs=[a]", "runs=['a']: must be the name of a folder"),
         ("evaluate out=5", "out=5: must be the name of a folder or file"),
         ("evaluate players=null", "players=null does not fit: players is never null."),
-        ("conditions study=dond_pikl arms=null metrics=null", "arms=null does not fit: arms is never null."),
+        ("conditions comparison=dond_pikl arms=null metrics=null", "arms=null does not fit: arms is never null."),
         ("crossplay players=[random,scripted] cells=null", "cells=null does not fit: cells is never null."),
         ("crossplay players=null", "players=None: must be a list of two to 8"),
         ("crossplay players=[/*,random]", "players=/*: must be one run's name; in runs no finished run matches"),

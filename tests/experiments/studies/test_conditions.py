@@ -36,7 +36,7 @@ TRAIN = [
     "algo.update.minibatches=1", "eval.games=0", "eval.every=0", "eval.final_games=4",
 ]  # fmt: skip
 STUDY = [
-    "study=among_us_speech", "name=small", "select=tiny-*", "arms=[]", "games=4", "seed=7", "concurrency=4",
+    "comparison=among_us_speech", "name=small", "select=tiny-*", "arms=[]", "games=4", "seed=7", "concurrency=4",
     "threads=1", "progress=false",
 ]  # fmt: skip
 CONDITIONS = {
@@ -379,7 +379,7 @@ def test_published_figures_stand_beside_ours(runs: Path, played: Path, tmp_path:
 
 def test_shipped_studies_can_be_played_by_these_runs(runs: Path) -> None:
     names = ("among_us_generalisation", "among_us_speech", "among_us_iterated", "among_us_crossplay")
-    shipped = {name: configure("conditions", f"study={name}") for name in names}
+    shipped = {name: configure("conditions", f"comparison={name}") for name in names}
     found = conditions.entrants(runs, "tiny-*", [])
     entrant = found[-1]
     for name, cfg in shipped.items():
@@ -418,7 +418,7 @@ def test_points_of_a_setting_share_a_panel() -> None:
 
 
 @cases(r"""
-conditions={} | the study small names none
+conditions={} | the comparison small names none
 select=none-* | select=none-\*: no finished run in .* has such a name
 where={env.shape: 0} | where.env.shape=0: no selected run has such a setting; the nearest
 where={seed: 5} | where.seed=5: none of the selected runs has it; theirs: 0, 1

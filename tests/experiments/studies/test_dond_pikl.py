@@ -49,7 +49,7 @@ def test_from_the_sweep_to_both_tables(tmp_path: Path) -> None:
     assert {row["arm"] for row in rows_of(out / "differences.csv")} == {"pikl - ppo"}
     assert "pikl" in page.read_text()
     small = [f"runs={runs}", f"publish={out}", "games=6", "concurrency=6", "progress=false", "threads=1"]
-    study = configure("conditions", "study=dond_pikl", *small)
+    study = configure("conditions", "comparison=dond_pikl", *small)
     conditions.main(study)
     rows = {(r["arm"], r["condition"]): r for r in rows_of(out / "planned.csv") if r["metric"] == "game/score"}
     assert set(rows) == {(arm, how) for arm in ("base", "pikl", "ppo") for how in ("as_it_plays", "planned")}

@@ -65,9 +65,9 @@ def server(runs: Path, *settings: str, port: int = 0) -> Iterator[tuple[str, sub
 def finish_game(page: Any, seconds: float = 90) -> None:
     """Plays the game on this page by the mouse to its end: any move that the game may accept."""
     until, sent = time.monotonic() + seconds, 0
-    while state(page) not in ("over", "stopped"):
+    while (now := state(page)) not in ("over", "stopped"):
         assert time.monotonic() < until, page.content()
-        if state(page) == "waiting":
+        if now == "waiting":
             page.wait_for_timeout(30)
             continue
         before = version(page)
@@ -75,6 +75,8 @@ def finish_game(page: Any, seconds: float = 90) -> None:
         if choices.count():
             choices.nth(sent % choices.count()).click()
         elif page.locator("#now input[name=books]").count() and (sent >= 2 or not page.locator("#text").count()):
+            if page.locator("#claims").count():
+                page.locator("#claims").click()
             page.locator("button[aria-label='more hats']").click()
             page.get_by_role("button", name="Propose").click()
         else:

@@ -96,16 +96,22 @@ def test_a_first_reply(opened: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("game", "opponent"), [("dond", "scripted"), ("among_us", "careful")])
-def test_a_whole_game_by_keyboard(opened: Any, game: str, opponent: str) -> None:
-    """Tab, Enter and arrows alone, from the first page to the end: what has to be reached can be reached."""
+@pytest.mark.parametrize("opened", [DESK, PHONE], indirect=True, ids=["desk", "phone"])
+@pytest.mark.parametrize(("game", "seat"), [("dond", "any"), ("among_us", "crewmate"), ("among_us", "imposter")])
+def test_a_whole_game_by_keyboard(opened: Any, game: str, seat: str) -> None:
+    """Tab, Enter, Space, arrows and letters alone, from the first page to the end: what has to be reached can be
+    reached, and is in sight."""
     opened.goto("/play")
+    form = "document.activeElement.form?.elements.game?.value"
+    tab_to(opened, lambda: opened.evaluate(f"document.activeElement.name === 'seat' && {form} === '{game}'"))
+    opened.keyboard.type(seat[0])  # a list goes to what begins so
+    assert opened.evaluate("document.activeElement.value") == seat
     tab_to(opened, lambda: opened.evaluate("document.activeElement.textContent").startswith(f"Play {NAMES[game]}"))
     opened.keyboard.press("Enter")
     opened.wait_for_url("**/play/*")
     sent = 0
-    while state(opened) not in ("over", "stopped"):
-        if state(opened) == "waiting":
+    while (now := state(opened)) not in ("over", "stopped"):
+        if now == "waiting":
             opened.wait_for_timeout(30)
             continue
         before = version(opened)
@@ -120,6 +126,12 @@ def test_a_whole_game_by_keyboard(opened: Any, game: str, opponent: str) -> None
             opened.keyboard.type("I need the hats")
             opened.keyboard.press("Enter")
         else:
+            if opened.locator("#claims").count():
+                tab_to(opened, lambda: opened.evaluate("document.activeElement.id") == "claims")
+                opened.keyboard.press("Enter")
+                if sent % 2:  # once away and back
+                    opened.keyboard.press("Escape")
+                    opened.keyboard.press("Enter")
             tab_to(opened, lambda: opened.evaluate("document.activeElement.name") == "hats")
             opened.keyboard.press("ArrowUp")
             tab_to(opened, lambda: opened.evaluate("document.activeElement.textContent") == "Propose")
@@ -127,9 +139,15 @@ def test_a_whole_game_by_keyboard(opened: Any, game: str, opponent: str) -> None
         sent += 1
         changed(opened, before)
     assert "The game is over" in opened.locator(".log").inner_text()
+    tab_to(opened, lambda: opened.evaluate("document.activeElement.textContent").startswith("Watch this game"))
+    opened.keyboard.press("Enter")
+    opened.wait_for_selector(".recorded .outcome")
+    assert fits(opened)
 
 
 NAMES = {"dond": "Deal", "among_us": "Among"}
+IN_SIGHT = """() => { const at = document.activeElement.getBoundingClientRect();
+    return at.top < innerHeight && at.bottom > 0 && at.left >= 0 && at.right <= innerWidth + 1; }"""
 
 
 def tab_to(page: Any, there: Any, most: int = 60) -> None:
@@ -137,6 +155,7 @@ def tab_to(page: Any, there: Any, most: int = 60) -> None:
     for _ in range(most):
         if there():
             assert page.evaluate("document.activeElement.matches(':focus-visible')")
+            assert page.evaluate(IN_SIGHT)
             return
         page.keyboard.press("Tab")
     raise AssertionError(page.evaluate("document.activeElement.outerHTML"))
@@ -244,7 +263,7 @@ def test_a_study_from_consent_to_the_end(browser: Any, tmp_path: Path, size: Any
     """A scripted browser takes part; what it is told it earned is what the export pays."""
     (tmp_path / "small.yaml").write_text(STUDY)
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs pip install -e '.[browser]'")
-    with server(tmp_path, "protocol=small.yaml", "simulated=true") as (address, _):
+    with server(tmp_path, "study=small.yaml", "simulated=true") as (address, _):
         context = browser.new_context(viewport=size, base_url=address)
         page = context.new_page()
 

@@ -70,7 +70,7 @@ def written(folder: Path, **changes: Any) -> str:
 @contextmanager
 def studying(runs: Path, *settings: str) -> Iterator[Any]:
     """A server of the study in runs/small.yaml; makes browsers."""
-    cfg = configure("web", f"runs={runs}", f"protocol={runs}/small.yaml", "device=cpu", "requests=100000", *settings)
+    cfg = configure("web", f"runs={runs}", f"study={runs}/small.yaml", "device=cpu", "requests=100000", *settings)
     web.check(cfg)
     app, shut, _ = web.site(cfg)
     try:
@@ -135,6 +135,7 @@ def test_a_bad_file_is_told_in_a_sentence(changes: Mapping[str, Any], why: str, 
     ("changes", "why"),
     [
         ({"parts__alone__conditions__hard__opponent": "nobody"}, "conditions.hard.*no finished run nobody"),
+        ({"parts__alone__conditions__hard__opponent": "begun"}, "conditions.hard.*no finished run begun"),
         ({"parts__alone__conditions__hard__iteration": 3}, "hard.*neither plans nor has iterations"),
         ({"parts__alone__conditions__hard__opponent": "chat"}, "give its endpoint"),
         ({"parts__alone__conditions__hard__seat": "imposter"}, "hard.*seat=imposter"),
@@ -145,6 +146,8 @@ def test_a_bad_file_is_told_in_a_sentence(changes: Mapping[str, Any], why: str, 
 def test_what_cannot_be_played_is_told_before_anybody_comes(
     changes: Mapping[str, Any], why: str, tmp_path: Path
 ) -> None:
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun/config.yaml").write_text("arm: full\n")  # and no card yet
     written(tmp_path, **changes)
     with pytest.raises(UserError, match=why), studying(tmp_path):
         pass
@@ -154,12 +157,12 @@ def test_what_cannot_be_played_is_told_before_anybody_comes(
 
 
 def test_blanks_have_to_be_filled_in(tmp_path: Path) -> None:
-    for given in ("protocol=dond_humans", f"protocol={written(tmp_path, contact='[[WHO]]')}"):
+    for given in ("study=dond_humans", f"study={written(tmp_path, contact='[[WHO]]')}"):
         with pytest.raises(UserError, match=r"\[\[.*has to be filled in"):
             web.check(configure("web", given))
         web.check(configure("web", given, "simulated=true"))
     with pytest.raises(UserError, match="there is no such file"):
-        web.check(configure("web", "protocol=dond_human"))
+        web.check(configure("web", "study=dond_human"))
 
 
 def test_another_text_needs_another_version(tmp_path: Path) -> None:
@@ -191,7 +194,7 @@ def test_programs_and_people_are_kept_apart(tmp_path: Path) -> None:
         pass
     with pytest.raises(UserError, match="simulated=false"):
         web_export.main(
-            configure("web_export", f"protocol={tmp_path}/small.yaml", f"study_out={tmp_path}/one", "simulated=true")
+            configure("web_export", f"study={tmp_path}/small.yaml", f"study_out={tmp_path}/one", "simulated=true")
         )
     with studying(tmp_path, "simulated=true") as browser:
         assert "A simulation" in browser().get("/study").text
@@ -276,7 +279,7 @@ def test_from_consent_to_the_export(tmp_path: Path) -> None:
         again = person.post("/study/next")
         assert again.url.path == "/study" and "Thank you" in again.text
         told = again.text
-    export = web_export.main(configure("web_export", f"protocol={tmp_path}/small.yaml", f"runs={tmp_path}"))
+    export = web_export.main(configure("web_export", f"study={tmp_path}/small.yaml", f"runs={tmp_path}"))
     games, people = rows(export / "games.csv"), rows(export / "people.csv")
     assert [g["condition"] for g in games].count("hard") in (1, 2) and {g["played_by"] for g in games} == {"human"}
     by_hand = 1.0 + sum(0.1 + 0.2 * float(g["points"]) for g in games if g["how"] != "abort")
@@ -325,12 +328,12 @@ def test_whoever_withdraws_leaves_nothing(tmp_path: Path) -> None:
         for gone in (session, code, "zebracrossing", game.address.rpartition("/")[2]):
             assert gone.encode() not in kept, gone
         assert "1 of 3" in stays.get("/study").text
-    export = web_export.main(configure("web_export", f"protocol={tmp_path}/small.yaml", f"runs={tmp_path}"))
+    export = web_export.main(configure("web_export", f"study={tmp_path}/small.yaml", f"runs={tmp_path}"))
     assert json.loads((export / "study.json").read_text())["people"]["withdrawn"] == 1
     assert len(rows(export / "people.csv")) == 1
     # By its code, as whoever runs the study does it
     (left,) = (row["person"] for row in rows(export / "people.csv"))
-    by_code = (f"protocol={tmp_path}/small.yaml", f"runs={tmp_path}")
+    by_code = (f"study={tmp_path}/small.yaml", f"runs={tmp_path}")
     with pytest.raises(UserError, match="nobody in this study has this code"):
         web_export.main(configure("web_export", *by_code, "withdraw=p00000000"))
     with studying(tmp_path), pytest.raises(UserError, match="another server uses these games"):
@@ -343,7 +346,7 @@ def test_whoever_withdraws_leaves_nothing(tmp_path: Path) -> None:
 def test_an_export_without_a_study_says_so(tmp_path: Path) -> None:
     written(tmp_path)
     with pytest.raises(UserError, match="there is no such study yet"):
-        web_export.main(configure("web_export", f"protocol={tmp_path}/small.yaml", f"runs={tmp_path}"))
+        web_export.main(configure("web_export", f"study={tmp_path}/small.yaml", f"runs={tmp_path}"))
 
 
 def test_the_difference_of_two_conditions_is_over_people() -> None:
@@ -380,7 +383,7 @@ def test_a_simulation_recovers_a_known_difference(tmp_path: Path) -> None:
     """200 games by programs through the pages: the export's interval holds the difference between two opponents that
     2000 games without pages have, and leaves out 0."""
     written(tmp_path, games=20)
-    settings = (f"runs={tmp_path}", f"protocol={tmp_path}/small.yaml")
+    settings = (f"runs={tmp_path}", f"study={tmp_path}/small.yaml")
     web_simulate.main(configure("web_simulate", *settings, "plays=200", "people=10", "device=cpu"))
     export = web_export.main(configure("web_export", *settings, "simulated=true"))
     assert all(path.name.startswith("simulated_") for path in export.iterdir())
@@ -401,7 +404,7 @@ def test_programs_play_among_us_too(tmp_path: Path) -> None:
     quick = {"max_steps": 60, "cooldown": 1, "messages_each": 1}
     conditions = {seat: {"opponent": "careful", "seat": seat} for seat in ("crewmate", "imposter")}
     written(tmp_path, parts={"one": {"game": "among_us", "env": quick, "conditions": conditions}})
-    settings = (f"runs={tmp_path}", f"protocol={tmp_path}/small.yaml")
+    settings = (f"runs={tmp_path}", f"study={tmp_path}/small.yaml")
     web_simulate.main(configure("web_simulate", *settings, "plays=2", "people=1", "player=careful", "device=cpu"))
     export = web_export.main(configure("web_export", *settings, "simulated=true"))
     games = rows(export / "simulated_games.csv")
@@ -422,7 +425,7 @@ def test_the_shipped_study_plays_with_checkpoints_along_filtered_cloning(tmp_pat
                 f"env.objective={objective}", f"runs={tmp_path}", "algo.max_new_tokens=8", "algo.concurrency=4",
             )
         )  # fmt: skip
-    settings = (f"runs={tmp_path}", "protocol=dond_humans")
+    settings = (f"runs={tmp_path}", "study=dond_humans")
     small = ("plays=20", "people=2", "device=cpu", "games.dond.env.max_entries=6")
     web_simulate.main(configure("web_simulate", *settings, *small))
     export = web_export.main(configure("web_export", *settings, "simulated=true"))

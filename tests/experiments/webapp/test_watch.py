@@ -29,7 +29,7 @@ from marl.decoding import memory
 from marl.planning.planner import PlannerConfig, planning_agent
 from marl.report.transcripts import episode_to_json, read_episodes, write_episodes
 from marl.rollout.games import env_maker, scripted
-from marl.rollout.rollout import rollout
+from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import Game
 from marl.storage.checkpoint import save_policy
 from tests.endpoint import Server
@@ -58,6 +58,24 @@ def test_two_runs_are_watched_side_by_side(tmp_path: Path) -> None:
         assert person.get("/watch/one/final.jsonl/1/beside/four/final.jsonl/2").status_code == 400
         listed = person.get("/watch?arm=game_only").text
         assert "/watch/two/" in listed and "/watch/one/" not in listed
+
+
+def test_diplomacy_is_watched_phase_by_phase(tmp_path: Path) -> None:
+    """With a picture of the board for each phase, whose address is no way to anything else."""
+    pytest.importorskip("diplomacy", reason="needs pip install -e '.[diplomacy]'")
+    make = env_maker({"game": "diplomacy", "map_name": "pure", "press": "private", "years": 1})
+    episodes = rollout([Game(1)], everyone(scripted("diplomacy", "careful")), make, 1)
+    write_episodes(tmp_path / "one/episodes/final.jsonl", episodes)
+    with serving(tmp_path) as browser:
+        person = browser()
+        page = person.get("/watch/one/final.jsonl/1").text
+        assert "Spring 1901, moves" in page and "The end" in page
+        boards = re.findall(r'src="(/watch/one/final.jsonl/1/board/\d+)"', page)
+        assert len(boards) >= 3
+        found = person.get(boards[0])
+        assert found.headers["content-type"] == "image/svg+xml" and found.text.startswith("<?xml")
+        assert "script-src" not in found.headers["content-security-policy"]
+        assert person.get("/watch/one/final.jsonl/1/board/999").status_code == 400
 
 
 def test_the_curves_of_a_run_grow_while_it_trains(tmp_path: Path) -> None:

@@ -253,6 +253,18 @@ def test_replayed_and_reordered_replies_count_once(tmp_path: Path) -> None:
         assert page.text.count(">one<") == 1 and ">two<" not in page.text
 
 
+def test_changes_come_as_events_until_it_is_the_person_s_turn(tmp_path: Path) -> None:
+    with serving(tmp_path) as browser:
+        page = Page(browser(), "among_us", "careful", "crewmate")
+        stream = page.browser.get(f"{page.address}/live")
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        events = [json.loads(line[6:]) for line in stream.text.splitlines() if line.startswith("data: ")]
+        states = [re.findall(r'data-state="(\w+)"', event)[0] for event in events]
+        assert states[-1] == "yours" and set(states[:-1]) <= {"waiting"}
+        versions = [int(re.findall(r'data-version="(\d+)"', event)[0]) for event in events]
+        assert versions == sorted(set(versions))
+
+
 def test_corrections_are_those_of_models(tmp_path: Path) -> None:
     with serving(tmp_path) as browser:
         page = Page(browser(), "dond", "scripted", "player_0")

@@ -1,0 +1,47 @@
+"""A recorded game of Diplomacy is played again: what was said, ordered and held is what the game itself says."""
+
+from __future__ import annotations
+
+import pytest
+
+from envs.diplomacy import board
+from marl.report.diplomacy import phases_of
+from marl.report.html import episode_html
+from marl.report.transcripts import episode_to_json
+from marl.rollout.games import env_maker, scripted
+from marl.rollout.rollout import everyone, rollout
+from marl.rollout.seeds import draw_games
+
+
+@pytest.mark.parametrize("style", ["compact", "natural"])
+def test_phases_are_those_of_the_game(style: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("diplomacy", reason="needs pip install -e '.[diplomacy]'")
+    make = env_maker({"game": "diplomacy", "map_name": "pure", "press": "private", "years": 2, "style": style})
+    env = make()
+    (episode,) = rollout(draw_games(0, 1, count=1), everyone(scripted("diplomacy", "mixture")), lambda: env, 1)
+    transcript = episode_to_json(episode)
+    powers = transcript["facts"]["powers"]
+    phases = phases_of(transcript)
+    told = []
+    for phase in phases:
+        for number, to in phase.addressees.items():
+            turn = transcript["turns"][number]
+            told.append(f"{powers[turn['agent']]} to {to}: {turn['message']}")
+        for power, orders in phase.orders.items():
+            told.append(f"{phase.name} {power}: {', '.join(order for order, _ in orders)}")
+    assert told == env.transcript and any(" to " in line for line in told)
+    assert sorted(n for phase in phases for n in phase.turns) == list(range(len(transcript["turns"])))
+    assert {a: phases[-1].centres[power] for a, power in powers.items()} == episode.outcome["centres"]
+    assert phases[0].title == "Spring 1901, moves" and not phases[-1].turns
+
+    page = episode_html(transcript)
+    assert "data:image/svg+xml;base64," in page and "Spring 1901, moves" in page and "→" in page
+    other = {**transcript, "outcome": {**transcript["outcome"], "centres": dict.fromkeys(powers, 9)}}
+    assert phases_of(other) == []  # it is no game of this program
+    assert phases_of({**transcript, "turns": [{**t, "text": "?"} for t in transcript["turns"]]}) == []
+
+    def missing() -> None:
+        raise ImportError
+
+    monkeypatch.setattr(board, "load_package", missing)
+    assert phases_of(transcript) == [] and "Spring 1901" not in episode_html(transcript)
