@@ -23,9 +23,8 @@ from marl.learning.batch import Seat
 from marl.metrics.drift import likelihood
 from marl.metrics.stats import Interval
 from marl.model.policy import Policy
-from marl.model.tokens import Tokens, View
+from marl.model.tokens import Tokens
 from marl.pretraining import corpus
-from marl.types import Kind
 
 AT_ONCE = 32  # streams that are read side by side
 
@@ -106,19 +105,8 @@ def controlled(
 
 def _up_to_reply(steps: corpus.Steps, tokens: Tokens, reply: int) -> list[int]:
     """The stream up to the cue of the player's `reply`-th reply."""
-    view = View(tokens)
-    for number, step in enumerate(steps):
-        if step[0] == "observe":
-            view.observe(step[1], step[2], number)
-        elif step[0] == "tell":
-            view.tell(step[1])
-        else:
-            view.cue()
-            if not reply:
-                return view.stream.tokens
-            reply -= 1
-            view.reply(tokens.encode(step[1]), Kind.SPEECH)
-    raise AssertionError("no such reply")
+    episode, you = corpus.human_seat(steps, tokens, 0)
+    return episode.streams[you].tokens[: episode.turns[reply].start]
 
 
 # --- Nonsense ---------------------------------------------------------------------------------------------------------

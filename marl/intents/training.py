@@ -147,11 +147,6 @@ def in_arm(arm: str, intents: Mapping[int, Sequence[Intent]]) -> dict[str, Any]:
     return {"refuse": lambda view: "" if view.index in intents else "no intent", "add": add}
 
 
-def learned_from(base: BaseConfig, env: Mapping[str, Any], data: str) -> dict[str, Any]:
-    """Settings that decide a training on human dialogues."""
-    return {"env": unvaried(env, base), "base": asdict(base), "data": corpus.data_files(data)}
-
-
 def unvaried(env: Mapping[str, Any], base: BaseConfig) -> dict[str, Any]:
     """The settings of the game that `base.vary` leaves to `env`."""
     return {name: value for name, value in env.items() if name not in base.vary}

@@ -153,16 +153,6 @@ def form_weights(counts: Floats, labels: Floats) -> Floats:
     return weights
 
 
-def telling_forms(episodes: Sequence[Episode], most: int = 5) -> list[tuple[str, float, int]]:
-    """The forms that tell most, with the log-odds that an imposter says them and how often they were said."""
-    people = speakers(episodes)
-    names = vocabulary(people)
-    counts = _counts(people, names)
-    weights = form_weights(counts, np.array([p.label for p in people], float)[:, None])[:, 0]
-    order = np.argsort(-np.abs(weights) * np.sqrt(counts.sum(0)), kind="stable")[:most]
-    return [(names[i], float(weights[i]), int(counts[:, i].sum())) for i in order]
-
-
 def vocabulary(people: Sequence[Speaker]) -> list[str]:
     """The forms that at least two games have, in order, and one name for all others."""
     used_by = Counter(form for _, form in {(p.game, form) for p in people for form in p.forms})

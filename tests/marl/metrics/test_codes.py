@@ -10,7 +10,7 @@ import pytest
 
 from envs.core import TurnKind
 from marl.common.errors import UserError
-from marl.metrics.codes import Speaker, detected, listened_to, password_metrics, speakers, telling_forms, transferred
+from marl.metrics.codes import Speaker, detected, listened_to, password_metrics, speakers, transferred
 from marl.types import Episode, Turn
 from tests.marl.episodes import deal_game, meeting_game
 
@@ -75,7 +75,6 @@ def test_the_whole_way_from_games() -> None:
     found = password_metrics(coded, np.random.default_rng(0), ["learner"], crossed=plain, permutations=50)
     assert found["talk/password"].mean == 1.0 and found["talk/password_p"].mean == pytest.approx(1 / 51)
     assert 0.3 < found["talk/password_crossed"].mean < 0.7
-    assert telling_forms(coded)[0][0] == "{name} sky" and telling_forms(coded)[0][1] < 0  # said by no imposter
     assert 0.3 < password_metrics(plain, np.random.default_rng(0), permutations=50)["talk/password"].mean < 0.7
 
 
