@@ -3,8 +3,8 @@
 An imitation of scripted players is the anchor. From it, or from nothing, arms learn by self-play in which all plan:
 DORA, DNVI-NPU and RL-DiL-piKL, which differ in settings alone. Then all play: one among six, six against one, and in a
 population of everybody. Everything is kept as soon as it is there, and the same command goes on; several share the
-work. Written: `table.csv`, `figure.svg`, `training.csv.gz` and `games.csv.gz`. Left out: press, other maps, and choices
-in retreats.
+work. Written: `table.csv`, `figure.svg`, `training.csv.gz`, `games.csv.gz`, and with `plane.games` above 0 `plane.csv`
+and `plane.svg` (`studies/plane.py`). Left out: press, other maps, and choices in retreats.
 """
 
 from __future__ import annotations
@@ -12,93 +12,35 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from omegaconf import DictConfig, OmegaConf
 
-from envs.diplomacy.pure import Pure
 from experiments.launch.command import command
 from experiments.launch.terminal import Bar, say
 from experiments.report import RATED
 from experiments.setup.config import make
 from experiments.setup.devices import set_threads
+from experiments.setup.lookahead import ANCHOR, SCRIPTED, SETTINGS, Plane, Study
 from experiments.setup.select import add_cards
+from experiments.studies import plane
 from experiments.studies.cells import compute
 from marl.agents.scripted.pure import Population
-from marl.algorithms.lookahead import Data, Learner, LookaheadConfig, load, regress, save, train_lookahead
-from marl.common.errors import UserError, check_count, check_writable
-from marl.common.files import digest, read_json
+from marl.algorithms.lookahead import Data, Learner, load, regress, save, train_lookahead
+from marl.common.errors import UserError, check_writable
+from marl.common.files import digest, read_json, write_json
 from marl.metrics.ratings import elo, table_ratings
 from marl.metrics.stats import Metrics, bootstrap_mean
 from marl.metrics.tables import ArmRun, ablation_table, figures_by_arm, format_table, write_csv, write_table
-from marl.model.orders import OrderNet
-from marl.planning.lookahead import Search
 from marl.report.figures import ablation_figure
-from marl.rollout.positions import NetPlayer, Player, play
+from marl.rollout.positions import play
 from marl.storage.folder import git_commit
 
-SCRIPTED, ANCHOR = "scripted", "SL"  # players that are always there
-STARTS = ("nothing", "anchor")
-FORMAT = 1  # of what is kept; raised where the same settings come to something else
 PLAY = 1 << 20  # keeps the random numbers of rated games apart from those of training
 AT_ONCE = 100  # games of a file
-
-
-@dataclass(frozen=True)
-class Arm:
-    """A player that learns, or with `start` None one that plans with the anchor's networks."""
-
-    anchored: bool
-    search: Mapping[str, Any]
-    play: Mapping[str, Any] = field(default_factory=dict)
-    start: str | None = None
-
-
-@dataclass(frozen=True)
-class Study:
-    """All settings, checked."""
-
-    game: Pure
-    seeds: Sequence[int]
-    width: int
-    anchor: LookaheadConfig
-    anchor_games: int
-    train: LookaheadConfig
-    every: int
-    arms: Mapping[str, Arm]  # those that learn
-    bots: Mapping[str, Arm]
-    search: Mapping[str, Any]
-    games: Mapping[str, int]
-    folder: Path
-
-    @property
-    def planners(self) -> dict[str, Arm]:
-        return {**self.bots, **self.arms}
-
-    @property
-    def names(self) -> list[str]:
-        return [SCRIPTED, ANCHOR, *self.bots, *self.arms]
-
-    def net(self, seed: int) -> OrderNet:
-        """An untrained network."""
-        torch.manual_seed(seed)
-        return OrderNet(self.game.features_size, self.game.players, self.game.slots, self.game.codes, self.width)
-
-    def how(self, name: str, rated: bool = True) -> Search:
-        """How a player plans, when it is rated or when it learns."""
-        arm = self.planners[name]
-        return make(Search, {**self.search, **arm.search, **(arm.play if rated else {})}, f"{name}.search")
-
-    def trained(self, name: str, seed: int) -> OrderNet:
-        """The networks that a player ended its training with."""
-        config = self.anchor if name == ANCHOR else self.train
-        learner = Learner(self.game, self.net(seed), config)
-        load(learner, self.folder / f"{name}-s{seed}")
-        return learner.net
 
 
 @command("lookahead")
@@ -106,11 +48,14 @@ def main(cfg: DictConfig) -> None:
     """Imitates, trains, plays and tabulates, from where it stopped."""
     # Configure.
     study = study_of(cfg)
+    grid = make(Plane, OmegaConf.to_container(cfg.plane), "plane")
+    plane.check(study, grid)
     out = Path(cfg.publish or study.folder)
 
     # Check.
     check_writable(study.folder, "out")
     check_writable(out, "publish")
+    write_json(study.folder / SETTINGS, study.settings)
     set_threads(cfg.threads)
     git_commit()  # is cached: the code may change while this runs
 
@@ -124,6 +69,8 @@ def main(cfg: DictConfig) -> None:
     # Play.
     tables = {folder / f"{table.name}.json": table for table in tables_of(study)}
     whole = whole and compute(tables, lambda table, number: rate(study, table, bar, number))
+    points = plane.cells(study, grid)
+    whole = whole and compute(points, lambda point, number: plane.measure(study, grid, point, bar, number))
     bar.close()
     if not whole:
         return
@@ -153,43 +100,20 @@ def main(cfg: DictConfig) -> None:
         out,
     )
     say(format_table(figures_by_arm(rows), metrics))
+    if points:
+        say("\n" + plane.publish(points, out))
     say(f"\ntables and figure: {out}")
 
 
 def study_of(cfg: DictConfig) -> Study:
     """Reads the settings. UserError for values that make no study, before anything is computed."""
     plain: Any = OmegaConf.to_container(cfg, resolve=True)
-    own = {k: plain[k] for k in ("years", "width", "anchor", "train", "every", "arms", "bots", "search", "games")}
-    for name in ("years", "width", "every"):
-        check_count(own[name], name)
-    if own["years"] > 100:
-        raise UserError(f"years={own['years']}: a game has at most 100. Choose fewer")
-    seeds = plain["seeds"] if isinstance(plain["seeds"], list) else [plain["seeds"]]
-    for seed in seeds:
-        check_count(seed, "seeds", 0)
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise UserError(f"seeds={seeds}: name at least one, each once")
-    for name, value in own["games"].items():
-        check_count(value, f"games.{name}", 2)
-    check_count(own["anchor"]["games"], "anchor.games")
-    arms = {name: make(Arm, settings, f"arms.{name}") for name, settings in own["arms"].items()}
-    bots = {name: make(Arm, settings, f"bots.{name}") for name, settings in own["bots"].items()}
-    if taken := {SCRIPTED, ANCHOR, *bots} & set(arms) | {SCRIPTED, ANCHOR} & set(bots):
-        raise UserError(f"arms.{min(taken)}: that is another player's name. Give it one of its own")
-    for name, arm in arms.items():
-        if arm.start not in STARTS:
-            raise UserError(f"arms.{name}.start={arm.start}: must be one of {', '.join(STARTS)}")
-    anchor = {name: value for name, value in own["anchor"].items() if name != "games"}
-    study = Study(
-        Pure(own["years"]), seeds, own["width"],
-        make(LookaheadConfig, {**anchor, "iterations": 1, "games": 1, "proposal_weight": 1.0}, "anchor"),
-        own["anchor"]["games"], make(LookaheadConfig, own["train"], "train"), own["every"], arms, bots, own["search"],
-        own["games"], Path(cfg.out) / digest({**own, "format": FORMAT}),
-    )  # fmt: skip
-    for name in [*bots, *arms]:
-        study.how(name)
-        study.how(name, rated=False)
-    return study
+    if plain["map_name"] != "pure":
+        raise UserError(
+            f"map_name={plain['map_name']}: players who plan are built for pure alone. Another map needs its "
+            "positions, orders and adjudication as arrays first, as envs/diplomacy/pure.py has them"
+        )
+    return Study.of(plain, plain["seeds"], out=Path(cfg.out))
 
 
 def imitate(study: Study, seed: int, bar: Bar, number: str) -> dict[str, Any]:
@@ -280,22 +204,11 @@ def rate(study: Study, table: Table, bar: Bar, number: str) -> dict[str, Any]:
         seats = rng.integers(len(names), size=(table.games, n))
     else:
         names = [table.others, table.one]
-        seats = (np.arange(n) == rng.integers(n, size=(table.games, 1))).astype(np.int64)
-    players = [player_of(study, name, table.seed) for name in names]
+        seats = plane.one_among_six(table.games, n, rng)
+    players = [study.player(name, table.seed) for name in names]
     scores = play(study.game, players, seats, rng).scores
     bar.advance(1)
     return {"seats": [[names[i] for i in row] for row in seats], "scores": scores.round(6).tolist()}
-
-
-def player_of(study: Study, name: str, seed: int) -> Player:
-    if name == SCRIPTED:
-        return Population(study.game)
-    anchor = study.trained(ANCHOR, seed)
-    if name == ANCHOR:
-        return NetPlayer(study.game, anchor)
-    net = study.trained(name, seed) if name in study.arms else anchor
-    arm = study.planners[name]
-    return NetPlayer(study.game, net, study.how(name), anchor if arm.anchored else None)
 
 
 def measure(study: Study, seed: int, played: Sequence[tuple[Table, Mapping[str, Any]]]) -> dict[str, Metrics]:

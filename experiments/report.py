@@ -46,6 +46,7 @@ from marl.metrics.wording import headline, pairs_of, shown_in
 from marl.report.figures import ablation_figure, mean_entries
 from marl.report.games import speakers
 from marl.report.page import folders_of, read_run, write_report
+from marl.report.plane import PLANE, plane_figure
 from marl.report.prose import costs, mixed, what_was_seen
 from marl.report.runs import TRAINED, Run, arm_label, arm_runs, base_names, equal_compute, variant_of
 from marl.report.tables import columns_of
@@ -228,6 +229,9 @@ def redraw(folder: Path, out: Path) -> None:
     if own is not None:
         check_writable(out, "publish")
         own(out / "figure.svg")
+        if (folder / PLANE).exists():
+            with reading(folder / PLANE):
+                plane_figure(read_table(folder / PLANE), out / "plane.svg")
     elif not suffixes:
         raise UserError(f"data={folder}: no published table is there (it has no curves.csv.gz). Name another folder.")
     check_writable(out, "publish")

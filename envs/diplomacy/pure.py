@@ -32,6 +32,14 @@ FROM, TO = np.divmod(np.arange(CODES, dtype=np.int8), np.int8(N))
 PLACES = np.arange(N, dtype=np.int8)
 
 
+def order_text(place: int, code: int) -> str:
+    """The order of the unit in a province as the package writes it, e.g. A PAR S A LON - BER."""
+    own, source, goal = f"A {HOMES[place]}", HOMES[FROM[code]], HOMES[TO[code]]
+    if FROM[code] == place:
+        return f"{own} H" if TO[code] == place else f"{own} - {goal}"
+    return f"{own} S A {source}" if source == goal else f"{own} S A {source} - {goal}"
+
+
 class Pure:
     """The game, without any state of its own; `years`: when it ends, unless by a solo."""
 

@@ -36,12 +36,15 @@ class Reader:
     win_centres: int = 0
     style: Style = Style.COMPACT
     year: int = 0
+    season: str = ""  # spring, fall or winter
     kind: str = ""  # moves, retreats or adjustments
     phases: int = 0  # that were read of
     units: dict[str, str] = field(default_factory=dict)  # the power of the unit in each province
     centres: dict[str, str] = field(default_factory=dict)  # the owner of each centre
     orders: list[Order] = field(default_factory=list)  # of the last moves phase
     told: int = 0  # the number of the phase that they were given in
+    stood: dict[str, str] = field(default_factory=dict)  # `units` in that phase
+    owned: dict[str, str] = field(default_factory=dict)  # `centres` in that phase
     heard: list[tuple[str, str]] = field(default_factory=list)  # speaker and message, in the present phase
 
     def read(self, text: str) -> None:
@@ -73,16 +76,19 @@ class Reader:
         else:
             raise ValueError(f"Expected the first observation of a game, got {line[:80]!r}.")
 
-    def _phase(self, year: int, kind: str) -> None:
-        self.year, self.kind, self.heard = year, kind, []
+    def _phase(self, year: int, season: str, kind: str) -> None:
+        self.year, self.season, self.kind, self.heard = year, season.lower(), kind, []
         self.phases += 1
         if kind == "moves":
             self.units, self.centres = {}, {}
 
+    def _begin_orders(self) -> None:
+        self.orders, self.told, self.stood, self.owned = [], self.phases, self.units, self.centres
+
     def _compact(self, line: str) -> None:
         if match := re.fullmatch(r"(spring|fall|winter)( retreats)? (\d+)", line):
             kind = "retreats" if match[2] else "adjustments" if match[1] == "winter" else "moves"
-            self._phase(int(match[3]), kind)
+            self._phase(int(match[3]), match[1], kind)
         elif (match := re.match(r"([A-Z]+): (.*)", line)) and match[1] in POWERS:
             self.heard.append((match[1], match[2]))
         elif line.split(" ")[0] in POWERS:
@@ -107,7 +113,7 @@ class Reader:
                 self.centres[place] = power
 
     def _orders(self, words: list[str]) -> None:
-        self.orders, self.told = [], self.phases
+        self._begin_orders()
         while words:
             place = _place(words.pop(0))
             verb = words.pop(0) if words else "H"
@@ -125,7 +131,7 @@ class Reader:
     def _sentence(self, line: str) -> None:
         if match := re.fullmatch(r"(Spring|Fall|Winter) of year (\d+) of (\d+): (\w+).*", line):
             self.years = int(match[3])
-            self._phase(int(match[2]), {"builds": "adjustments"}.get(match[4], match[4]))
+            self._phase(int(match[2]), match[1], {"builds": "adjustments"}.get(match[4], match[4]))
         elif (match := re.match(r"([A-Z]+) to you: (.*)", line)) and match[1] in POWERS:
             self.heard.append((match[1], match[2]))
         elif match := re.fullmatch(r"([A-Z]+): (.*); centres (.*)", line):
@@ -135,7 +141,7 @@ class Reader:
             if self.kind != "moves":
                 return
             if self.told < self.phases:
-                self.orders, self.told = [], self.phases
+                self._begin_orders()
             self.orders += self._ordered(match)
 
     def _ordered(self, match: re.Match[str]) -> list[Order]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from hydra.core.hydra_config import HydraConfig
@@ -11,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.launch.terminal import say
 from experiments.setup.config import plain
+from experiments.setup.lookahead import is_planner
 from experiments.setup.players import (
     bare,
     called_in_games,
@@ -21,6 +23,7 @@ from experiments.setup.players import (
     run_of,
     run_policy,
     style_of,
+    text_agent,
 )
 from experiments.setup.spec import PlaySpec, Spec
 from experiments.setup.stages import base_folder
@@ -35,7 +38,7 @@ from marl.model.policy import Policy
 from marl.planning.planner import SUFFIX
 from marl.pretraining.base import base_policy
 from marl.rollout.cast import Seats, by_role
-from marl.rollout.games import scripted, seats
+from marl.rollout.games import seats
 from marl.rollout.rollout import Cast
 from marl.storage.checkpoint import frozen_base, model_digest, started_from
 from marl.storage.folder import CONFIG, run_settings
@@ -57,7 +60,7 @@ def find_player(name: str, spec: PlaySpec, device: torch.device, beside: str, se
         return spec.chat
     limits, game, places = spec.algo, spec.env["game"], seats(spec.env)
     if not is_model(name):
-        return text_player(name, game, setting)
+        return text_player(name, spec.env, setting)
     if bare(name) == "base":
         called, (policy, style) = name, find_base(spec, device, beside)
     else:
@@ -72,11 +75,14 @@ def is_model(name: str) -> bool:
     return bare(name) == "base" or is_run(name)
 
 
-def text_player(name: str, game: str, setting: str = "players") -> Agent:
-    """Makes a player without a model, by name. UserError, naming the setting, where there is none."""
+def text_player(name: str, env: str | Mapping[str, Any], setting: str = "players") -> Agent:
+    """Makes a player without a language model, by name. `env`: the game, or its settings. UserError, naming the
+    setting, where there is none."""
     try:
-        return scripted(game, "" if name == "scripted" else name)
+        return text_agent(name, {"game": env} if isinstance(env, str) else env)
     except UserError as error:
+        if is_planner(name):
+            raise
         raise UserError(
             f"{setting}: {name} is neither a run's folder nor base, scripted, random or chat. {error}"
         ) from error

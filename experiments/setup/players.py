@@ -1,7 +1,8 @@
 """Players by name: `base`, a run's folder, scripted players, `random`, `chat`.
 
 A language model whose name ends in `+plan`, as in `base+plan`, plans its claims or votes (marl/planning/planner.py). A
-folder of `experiments.studies.intents` with `+cicero` talks with a plan, too (marl/intents/agent.py).
+folder of `experiments.studies.intents` with `+cicero` talks with a plan, too (marl/intents/agent.py). A player of
+`experiments.lookahead`, as runs/lookahead/STUDY/piKL-s0, plays `pure` Diplomacy (experiments/setup/lookahead.py).
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
+from experiments.setup.lookahead import is_planner, planner_agent, planner_digest
 from marl.agents.base import Agent
 from marl.agents.chat import CHAT
 from marl.agents.model import PlayConfig, model_agent, room
+from marl.agents.text import TextAgent
 from marl.common.errors import UserError
 from marl.common.files import digest
 from marl.decoding.memory import Slots
@@ -36,9 +39,12 @@ RESERVED = (*LEARNERS, "base", "trained", "untrained", CHAT)  # names in episode
 
 
 def is_run(name: str) -> bool:
-    """Returns whether this names a finished run's folder, or a second learner's in it. UserError for other paths."""
+    """Returns whether this names a finished run's folder, or a second learner's in it. UserError for other paths, those
+    of a study's players excepted (`is_planner`)."""
     if policy_folder(name).is_dir():
         return True
+    if is_planner(name):
+        return False
     if "/" in name:
         if not Path(name).is_dir():
             raise UserError(f"{name}: there is no such folder. Name a finished run's.")
@@ -118,6 +124,11 @@ def check_plans(name: str, game: str) -> None:
         raise UserError(f"{name}: {bare(name)} has no policy to plan from. Name a run's folder or base.")
 
 
+def text_agent(name: str, env: Mapping[str, Any]) -> TextAgent:
+    """Makes a player without a language model: scripted, chance, or one of a study of lookahead."""
+    return planner_agent(name, env) if is_planner(name) else scripted(env["game"], "" if name == "scripted" else name)
+
+
 def planner_of(limits: PlayConfig) -> PlannerConfig:
     """Returns how players plan beside a learner: with its own settings, but they play what they plan."""
     found: PlannerConfig = getattr(limits, "planner", PlannerConfig())
@@ -130,6 +141,7 @@ def played_as(cast: Mapping[str, Seats], limits: PlayConfig) -> dict[str, Any]:
     names = players_of(cast)
     found = {name: policy_folder(name) for name in names if bare(name) not in (*LEARNERS, "base", CHAT)}
     runs = {name: folder_digest(folder) for name, folder in found.items() if folder.is_dir()}
+    runs |= {name: planner_digest(name) for name in found if is_planner(name)}
     planner = asdict(planner_of(limits)) if any(name.endswith(SUFFIX) for name in names) else {}
     talkers = {name: intents_digest(name) for name in names if name.endswith(CICERO)}
     cicero = {"models": talkers, "settings": asdict(cicero_of(limits))} if talkers else {}
@@ -260,7 +272,7 @@ def check_players(cast: Mapping[str, Seats], game: str, env: Any) -> None:
                     if other != name:
                         raise UserError(f"{name} and {other} would be called the same in transcripts; rename a folder")
                 else:
-                    scripted(game, "" if name == "scripted" else name)
+                    text_agent(name, {"game": game})
             except UserError as error:
                 role = next(role for role, seats in cast.items() if name in (seats.player, seats.beside))
                 raise UserError(
@@ -364,7 +376,7 @@ def seat_players(
             policies[called[name]] = run_policy(name, game, base.device, None if strangers else base)
             styles[called[name]] = style_of(policy_folder(name), env)
         else:
-            found[name] = scripted(game, "" if name == "scripted" else name)
+            found[name] = text_agent(name, env)
     held = seats_per_player(cast, table)
     for name in set(called.values()):
         room_for = sum(held[n] for n, other in called.items() if other == name)

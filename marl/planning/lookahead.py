@@ -109,12 +109,19 @@ class Lookahead:
 
 
 def search(
-    game: Game, states: States, net: OrderNet, anchor: OrderNet | None, how: Search, rng: np.random.Generator
+    game: Game,
+    states: States,
+    net: OrderNet,
+    anchor: OrderNet | None,
+    how: Search,
+    rng: np.random.Generator,
+    given: Orders | None = None,
 ) -> Lookahead:
-    """Plans all players' orders in S positions that are not over. `anchor`: None for a uniform one."""
+    """Plans all players' orders in S positions that are not over. `anchor`: None for a uniform one. `given`: legal
+    orders (S, L) of all, which are everybody's first candidate."""
     legal, features, owner = game.legal(states), game.features(states), game.owner(states)
     own = owner[:, None, :] == np.arange(game.players)[:, None]  # (S, n, L)
-    found, exists = _candidates(net.proposed(features, legal), legal, own, how, rng)
+    found, exists = _candidates(net.proposed(features, legal), legal, own, how, rng, given)
     if anchor is None:
         tau = exists / np.maximum(exists.sum(-1, keepdims=True), 1)
     else:
@@ -147,18 +154,19 @@ def draw(logprobs: Floats, legal: Bools, count: int, rng: np.random.Generator) -
 
 
 def _candidates(
-    logprobs: Floats, legal: Bools, own: Bools, how: Search, rng: np.random.Generator
+    logprobs: Floats, legal: Bools, own: Bools, how: Search, rng: np.random.Generator, given: Orders | None
 ) -> tuple[Orders, Bools]:
-    """Different actions of each player (S, n, A, L), and which of them exist (S, n, A): some drawn uniformly, the
-    others the likeliest of those drawn from the proposal."""
-    uniform = np.where(legal, 0.0, -np.inf)
+    """Different actions of each player (S, n, A, L), and which of them exist (S, n, A): what is given, some drawn
+    uniformly, and the likeliest of those drawn from the proposal."""
+    uniform, first = np.where(legal, 0.0, -np.inf), [] if given is None else [given[:, None]]
     joint = np.concatenate(
-        [draw(uniform, legal, how.random, rng), draw(logprobs, legal, how.samples, rng)], axis=1
+        [*first, draw(uniform, legal, how.random, rng), draw(logprobs, legal, how.samples, rng)], axis=1
     )  # (S, M, L)
     joint = np.where(own[:, :, None], joint[:, None], -1)  # (S, n, M, L)
     each = np.take_along_axis(logprobs[:, None], joint.clip(0).swapaxes(-1, -2), axis=-1)  # (S, n, L, M)
     rank = np.where(own[..., None], each, 0.0).sum(-2)  # (S, n, M)
-    rank[..., : how.random] += 1e9
+    rank[..., : how.random + len(first)] += 1e9
+    rank[..., : len(first)] += 1e9
     key = joint @ (rng.integers(1, 1 << 40, joint.shape[-1]))  # tells actions apart
     order = np.argsort(key, axis=-1, kind="stable")
     again = np.zeros(key.shape, np.bool_)

@@ -6,17 +6,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import lookahead
+from experiments import evaluate, lookahead, report
 from experiments.lookahead import study_of, tables_of
+from experiments.setup.entrants import text_player
+from experiments.setup.lookahead import Plane, is_planner, planner_agent
+from experiments.setup.players import check_players, is_run, played_as
+from experiments.studies.plane import cells
+from marl.agents.model import PlayConfig
+from marl.algorithms.lookahead import Learner
 from marl.common.errors import UserError
-from marl.common.files import csv_rows
+from marl.common.files import csv_rows, write_json
 from marl.metrics.tables import read_table
-from tests.composing import composed_once
+from marl.report.plane import METRICS
+from marl.rollout.cast import Seats
+from marl.rollout.games import env_maker
+from tests.composing import composed_once, configure
 
 SMALL = (
     "progress=false", "width=8", "years=1", "anchor.games=10", "anchor.updates=4", "anchor.batch=16",
     "train.iterations=4", "train.games=4", "train.batch=16", "train.updates=1", "every=2", "search.iterations=2",
-    "search.candidates=3", "search.samples=4", "games.one=3", "games.population=12",
+    "search.candidates=3", "search.samples=4", "games.one=3", "games.population=12", "plane.games=2",
+    "plane.positions=5", "plane.lambdas=[0,1e6]",
 )  # fmt: skip
 settings = composed_once("lookahead", *SMALL)
 
@@ -41,11 +51,29 @@ def test_a_study_from_its_anchor_to_its_table(tmp_path: Path, capsys: pytest.Cap
             one, six = game["kind"].split("_among_")
             assert sorted(seats) == sorted([one, *[six] * 6])
     assert len(csv_rows(folder / "training.csv.gz")) == 3 * 4
-    assert "piKL" in capsys.readouterr().out and (folder / "figure.svg").stat().st_size > 1000
+    out = capsys.readouterr().out
+    assert "piKL" in out and (folder / "figure.svg").stat().st_size > 1000
+
+    points = {(row.arm, row.metric): row for row in read_table(folder / "plane.csv")}
+    assert {arm for arm, _ in points} == {
+        f"{p} {a} {b}" for p in ("SL", "piKL") for a in ("0", "1e+06") for b in ("0", "1e+06")
+    }
+    assert len(points) == 8 * 3 and {metric for _, metric in points} == set(METRICS)
+    assert all(row.mean < 0 if metric == METRICS[2] else 0 <= row.mean <= 1 for (_, metric), row in points.items())
+    assert points["SL 1e+06 1e+06", METRICS[2]].mean > points["SL 1e+06 0", METRICS[2]].mean  # the anchor imitates them
+    assert "piKL, likelihood/scripted: lambda believed" in out
+    report.redraw(folder, tmp_path / "drawn")
+    assert (tmp_path / "drawn" / "figure.svg").exists()
+    assert (tmp_path / "drawn" / "plane.svg").read_bytes() == (folder / "plane.svg").read_bytes()
 
     shutil.copytree(whole, again)
     (other,) = again.iterdir()
-    for path in [*other.glob("piKL-s0.json"), *other.glob("*among*"), *other.glob("*.csv*")]:
+    for path in [
+        *other.glob("piKL-s0.json"),
+        *other.glob("*among*"),
+        *other.glob("*.csv*"),
+        *other.glob("plane-piKL*"),
+    ]:
         path.unlink()
     kept, stopped = lookahead.save, []
 
@@ -85,6 +113,11 @@ def test_a_study_from_its_anchor_to_its_table(tmp_path: Path, capsys: pytest.Cap
         ("arms={SL: {start: anchor, anchored: true, search: {}}}", "arms.SL: that is another player's name"),
         ("search.candidates=0", "search.candidates=0"),
         ("train.batch=0", "batch=0: must be a whole number"),
+        ("map_name=standard", "map_name=standard: players who plan are built for pure alone. Another map needs its"),
+        ("plane.players=[DORA]", "plane.players: DORA plans near no anchor, so that lambdas mean nothing to it. Take"),
+        ("plane.players=[]", "plane.players=[]: name at least one, each once"),
+        ("plane.lambdas=[0,-1]", "plane.lambdas=[0, -1]: must be numbers, each at least 0"),
+        ("plane.games=-1", "plane.games=-1: must be a whole number, at least 0"),
     ],
 )
 def test_bad_settings_are_refused_before_anything_is_computed(given: str, said: str, tmp_path: Path) -> None:
@@ -97,3 +130,45 @@ def test_another_configuration_has_a_folder_of_its_own() -> None:
     one, other, same = (study_of(settings(given)).folder for given in ("seeds=[0]", "years=2", "seeds=[0,1]"))
     assert one != other and one == same  # seeds share a folder, in which each has its files
     assert np.unique([table.name for table in tables_of(study_of(settings("seeds=[0,1]")))]).size == 2 * (1 + 20)
+
+
+def test_the_plane_has_files_of_its_own() -> None:
+    """A plane, or another one, changes the name of no other cell."""
+    without, other = study_of(settings("plane.games=0")), study_of(settings("plane.positions=9"))
+    assert without.folder == study_of(settings()).folder == other.folder
+    sizes = [Plane(games, positions, ["SL"], [0, 0.03]) for games, positions in ((0, 5), (2, 5), (2, 9))]
+    none, one, more = ([path.name for path in cells(other, size)] for size in sizes)
+    assert none == [] and one[1] == "plane-SL-0-0.03-2x5-s0.json" and not {*one} & {*more}
+
+
+def test_players_of_a_study_play_in_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Trained and untrained ones, by their folder's name, in evaluation and beside a learner; others are refused."""
+    pytest.importorskip("diplomacy", reason="needs the extra `diplomacy`")
+    study = study_of(settings(f"out={tmp_path}"))
+    study.folder.mkdir()
+    write_json(study.folder / "settings.json", study.settings)
+    env = {"game": "diplomacy", "map_name": "pure", "win_centres": None}
+    for name in ("SL", "piKL"):
+        with pytest.raises(UserError, match=f"{name}-s3 is not trained. Finish it with"):
+            planner_agent(f"{study.folder}/piKL-s3", env)
+        lookahead.save(Learner(study.game, study.net(0), study.train), study.folder / f"{name}-s3")
+        write_json(study.folder / f"{name}-s3.json", {})
+    for name in ("SearchBot", "piKL", "SL"):
+        path = f"{study.folder}/{name}-s3"
+        assert is_planner(path) and not is_run(path)
+    cast = {"power": Seats("learner", path, 2.0)}
+    check_players(cast, "diplomacy", env_maker(env)())
+    assert list(played_as(cast, PlayConfig())["policies"]) == [path]
+    for changed, said in (
+        ({"game": "dond"}, "plays pure Diplomacy alone, and env.game=dond. Seat another player"),
+        ({"map_name": "standard"}, "plays pure Diplomacy alone, and env.map_name=standard"),
+        ({"win_centres": 6}, "plays pure Diplomacy alone, and env.win_centres=6"),
+    ):
+        with pytest.raises(UserError, match=said):
+            planner_agent(path, {**env, **changed})
+    with pytest.raises(
+        UserError, match=r"that study has no such player\. Take one of SL, SearchBot, HedgeBot, BRBot, D"
+    ):
+        text_player(f"{study.folder}/BRBOT-s3", env)
+    evaluate.main(configure("evaluate", "env=diplomacy", "env.years=1", "games=1", f"players=[{path},random]"))
+    assert "SL-s3" in capsys.readouterr().out

@@ -5,7 +5,22 @@ import importlib.util
 import numpy as np
 import pytest
 
-from envs.diplomacy.pure import CODES, FROM, HOMES, PLACES, POWERS, SEASON, TO, WIDTH, YEAR, N, Pure, Small, adjudicate
+from envs.diplomacy.pure import (
+    CODES,
+    FROM,
+    HOMES,
+    PLACES,
+    POWERS,
+    SEASON,
+    TO,
+    WIDTH,
+    YEAR,
+    N,
+    Pure,
+    Small,
+    adjudicate,
+    order_text,
+)  # fmt: skip
 
 GAME = Pure(years=4)
 
@@ -16,15 +31,6 @@ def order(text: str) -> int:
     if " S " in text:
         return words[1] * N + words[-1]
     return words[0] * N + words[-1]
-
-
-def text(place: int, code: int) -> str:
-    """An order as the package writes it."""
-    source, goal = HOMES[FROM[code]], HOMES[TO[code]]
-    own = f"A {HOMES[place]}"
-    if FROM[code] == place:
-        return f"{own} H" if TO[code] == place else f"{own} - {goal}"
-    return f"{own} S A {source}" if source == goal else f"{own} S A {source} - {goal}"
 
 
 def drawn(states: Small, rng: np.random.Generator) -> Small:
@@ -133,7 +139,7 @@ def test_whole_games_are_those_of_the_package(games: int) -> None:
             orders = drawn(states, rng)
             mine = {power: [] for power in POWERS}
             for place in np.flatnonzero(states[0, :N] >= 0):
-                mine[POWERS[states[0, place]]].append(text(place, orders[0, place]))
+                mine[POWERS[states[0, place]]].append(order_text(place, orders[0, place]))
             legal = {power: {o for options in own.values() for o in options} for power, own in board.options().items()}
             assert all(set(own) <= legal[power] for power, own in mine.items())
             board.process(mine)

@@ -209,6 +209,24 @@ def test_bad_training_is_named(settings: dict[str, Any], said: str) -> None:
         LookaheadConfig(**settings)
 
 
+def test_what_is_given_is_the_first_candidate() -> None:
+    """With all three orders as candidates, a policy held fast by the anchor gives them the anchor's probabilities."""
+    game, net = Chain(), net_of(Chain())
+    regress(
+        game, Learner(game, net, SMALL), Data(game.start(3), np.array([[0, 1], [1, 2], [2, 0]]), np.full((3, 2), 0.5)),
+        replace(SMALL, proposal_weight=1.0), 10, np.random.default_rng(0),
+    )  # fmt: skip
+    states, given = game.start(30), np.arange(60).reshape(30, 2) % 3
+    how = Search(lambdas=(1e9,), agent=0.0, iterations=20, candidates=4, random=3, samples=64)
+    found = search(game, states, net, net, how, np.random.default_rng(0), given)
+    for player in range(2):
+        assert (found.candidates[:, player, 0, player] == given[:, player]).all()
+    exact = np.exp(net.proposed(game.features(states), game.legal(states)))
+    wanted = np.take_along_axis(exact, given[..., None], -1)[..., 0]
+    assert found.stage.policies[:, :, 0, 0] == pytest.approx(wanted, abs=1e-5) and np.ptp(wanted) > 0.1
+    assert (np.abs(found.stage.policies[:, :, 1, 0] - wanted) > 0.1).any()  # nothing holds the agent
+
+
 def test_candidates_are_different_legal_actions_of_ones_own_units() -> None:
     game, rng = Pure(4), np.random.default_rng(2)
     population = Population(game)
