@@ -29,7 +29,7 @@ from marl.intents import filters
 from marl.intents.claims import ClaimReader
 from marl.intents.draws import draw_messages, words_of
 from marl.intents.nonsense import Ensemble, features
-from marl.intents.streams import AGREE, ARMS, Intent, intent_text, opening_of, said
+from marl.intents.streams import ARMS, Intent, agreeing_end, intent_text, opening_of, said
 from marl.model.policy import Policy
 from marl.model.tokens import Tokens, View
 from marl.planning.intents import IntentConfig, IntentPlan, plan_intent
@@ -137,12 +137,9 @@ def talk_view(opening: str, talk: Talk, questions: Sequence[Question], tokens: T
 
 
 def ended(talk: Talk) -> list[tuple[bool, str | None]]:
-    """The talk with an agreeing end: the other side says `deal`, then who spoke last, and then they propose."""
-    if (False, None) in talk:
-        return [*talk]
-    speaker = talk[-1][0] if talk else False
-    end: list[tuple[bool, str | None]] = [(not speaker, AGREE), (speaker, AGREE)]
-    return [*talk, *end, *([(False, None)] if speaker else [])]
+    """The words of a talk, with an agreeing end (`agreeing_end`) after which the player proposes."""
+    words = [(mine, text) for mine, text in talk if text is not None]
+    return [*words, *agreeing_end(bool(words) and words[-1][0])]
 
 
 class CiceroAgent(PlanningAgent):

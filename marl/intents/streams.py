@@ -83,6 +83,12 @@ def up_to_claim(steps: Sequence[Step], tokens: Tokens) -> list[int]:
     raise AssertionError("no proposal in these steps")
 
 
+def agreeing_end(spoke_last: bool) -> list[tuple[bool, str | None]]:
+    """The injected end of a player's talk, after which it proposes: its partner says `deal`, and before that the player
+    itself, unless it `spoke_last`. True: the player's own words."""
+    return [(False, AGREE)] if spoke_last else [(True, AGREE), (False, AGREE)]
+
+
 def said(words: str) -> str:
     """The reply that says these words."""
     return f"{MESSAGE} {words} {END}"

@@ -1,7 +1,9 @@
 """Trains the models that intents need on human dialogues, each once, and keeps them.
 
-The action model learns from the truthful views alone (`truthful.unfaithful`). Dialogue models start from its weights
-and learn from the same dialogues under what each message is grounded in (`streams.ARMS`).
+The action model learns from the truthful views alone (`truthful.unfaithful`): half of them whole, the others cut after
+a message, with the end that annotation injects, as long as the claim does not contradict what was said by then.
+Dialogue models start from its weights. One learns from the same dialogues under a grounding that is drawn for each, and
+the model of each arm (`streams.ARMS`) goes on from it.
 """
 
 from __future__ import annotations
@@ -13,16 +15,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from envs.dond.replies import PROPOSE
 from envs.dond.rules import Triple
 from envs.human_dond import HumanView, Split, Step
 from marl.common.errors import UserError
 from marl.common.files import canonical, read_json, write_json
-from marl.intents.annotate import annotate
+from marl.intents.annotate import annotate, cut_after
 from marl.intents.claims import ClaimReader
-from marl.intents.streams import Intent, grounded
-from marl.intents.truthful import unfaithful
+from marl.intents.streams import ARMS, Intent, grounded
+from marl.intents.truthful import OTHER, unfaithful
 from marl.model.optim import MuonAndAdamW
 from marl.model.policy import Policy, dropout, tiny_lm
 from marl.model.tokens import Tokens, train_tokenizer
@@ -32,8 +36,11 @@ from marl.pretraining.fit import fit
 from marl.rollout.games import env_maker, game_module
 from marl.storage.checkpoint import load_policy, make_once, read_card, save_policy
 
+CUTS = 107  # of the seed
+WHOLE = 0.5  # share of the dialogues that an action model reads whole
+MIXED = "mixed"  # instead of an arm: each dialogue in one that is drawn for it
 CONTEXT = 512  # tokens of a human dialogue's stream at most
-FORMAT = 1  # raise it when the same settings make other models
+FORMAT = 2  # raise it when the same settings make other models
 
 Progress = Callable[[str, int, int], None]  # what is trained, steps taken, all steps
 
@@ -75,7 +82,10 @@ def action_model(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(base.seed)
             policy = Policy(tiny_lm(tokens.size, **model.shape(), generator_seed=base.seed), tokens).to(device)
-        learn(policy, base, env, data, len(found.steps), lambda d, n: progress("action model", d, n), refuse=unfaithful)
+        learn(
+            policy, base, env, data, len(found.steps), lambda d, n: progress("action model", d, n),
+            **in_action_model(base.seed),
+        )  # fmt: skip
         return policy, {"views": len(found.steps)}
 
     about = {
@@ -103,7 +113,7 @@ def annotated(
     make_env = env_maker(env)
     corpus.recorded(data, split, [make_env], base, add=add)
     if not path.exists():
-        found = annotate(seen, ClaimReader(action, CONTEXT), make_env())
+        found = annotate(seen, ClaimReader(action, CONTEXT, at_once=16), make_env())
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {str(index): own for index, own in found.items()})
     kept = read_json(path)
@@ -123,9 +133,9 @@ def dialogue_model(
 
     def make() -> tuple[Policy, Mapping[str, float]]:
         policy = copy.deepcopy(start)
-        ways = in_arm(arm, intents)
-        views = len(corpus.recorded(data, "train", corpus.variants(env, base.vary), base, **ways).steps)
-        learn(policy, base, env, data, views, lambda d, n: progress(f"dialogue model, {arm}", d, n), **ways)
+        ways, how = in_arm(arm, intents, base.seed), replace(base, human_games=0)  # those that have intents were chosen
+        views = len(corpus.recorded(data, "train", corpus.variants(env, base.vary), how, **ways).steps)
+        learn(policy, how, env, data, views, lambda d, n: progress(f"dialogue model, {arm}", d, n), **ways)
         return policy, {"views": views}
 
     about = {
@@ -138,11 +148,43 @@ def dialogue_model(
     return kept_policy(folder, {"kind": "dialogue", **about}, make, device, report)
 
 
-def in_arm(arm: str, intents: Mapping[int, Sequence[Intent]]) -> dict[str, Any]:
-    """How `corpus.recorded` is to show human dialogues to a model of this arm."""
+def cuts(view: HumanView) -> list[int]:
+    """After which messages a dialogue (-1: before any) may be cut for the action model: where YOUR claim does not
+    contradict what was said by then, the injected end included."""
+    number = sum(text is not None for _, text in view.turns)
+    return [after for after in range(-1, number) if unfaithful(cut_after(view, after)) != OTHER]
+
+
+def in_action_model(seed: int) -> dict[str, Any]:
+    """How `corpus.recorded` is to show human dialogues to an action model: half of them whole, the others cut, which
+    teach claims alone."""
+    rng = np.random.default_rng([seed, CUTS])
+    shown: set[int] = set()  # the views that were cut in this pass
+    places: dict[int, list[int]] = {}
+
+    def cut(view: HumanView) -> HumanView:
+        shown.discard(view.index)
+        where = places[view.index] = places[view.index] if view.index in places else cuts(view)
+        if not where or rng.random() < WHOLE:
+            return view
+        shown.add(view.index)
+        return cut_after(view, where[rng.integers(len(where))])
 
     def add(view: HumanView, order: Triple, steps: list[Step]) -> corpus.Steps:
-        return grounded(steps, arm, [intent.renamed(order) for intent in intents[view.index]])
+        if view.index not in shown:
+            return [*steps]
+        return [("given", s[1]) if s[0] == "reply" and not s[1].startswith(PROPOSE) else s for s in steps]
+
+    return {"refuse": unfaithful, "cut": cut, "add": add}
+
+
+def in_arm(arm: str, intents: Mapping[int, Sequence[Intent]], seed: int = 0) -> dict[str, Any]:
+    """How `corpus.recorded` is to show human dialogues to a model of this arm; MIXED: of one that is drawn for each."""
+    rng = np.random.default_rng([seed, CUTS])
+
+    def add(view: HumanView, order: Triple, steps: list[Step]) -> corpus.Steps:
+        own = ARMS[rng.integers(len(ARMS))] if arm == MIXED else arm
+        return grounded(steps, own, [intent.renamed(order) for intent in intents[view.index]])
 
     return {"refuse": lambda view: "" if view.index in intents else "no intent", "add": add}
 

@@ -9,6 +9,7 @@ import pytest
 
 from experiments import evaluate
 from experiments.setup.players import check_players, model_player, more_slots, played_as
+from experiments.setup.spec import run_spec
 from experiments.studies import intents
 from marl.agents.model import PlayConfig
 from marl.common.errors import UserError
@@ -49,6 +50,16 @@ def test_a_seat_of_a_cast(player: str) -> None:
     about = played_as(cast, PlayConfig())
     assert about["cicero"]["settings"]["draws"] == 10 and player in about["cicero"]["models"]
     assert more_slots(player) > more_slots("base+plan") > more_slots("base") == 0
+
+
+def test_settings_of_a_training_run_reach_its_cast(player: str, tmp_path: Path) -> None:
+    more = ("+cicero@algo.cicero=default", "algo.cicero.nonsense=0", "algo.cicero.draws=9")
+    seat = (f"cast.negotiator.partner={player}", "cast.negotiator.partners=1")
+    spec = run_spec(configure("train", f"runs={tmp_path}", *seat, *more))
+    assert played_as(spec.cast, spec.algo)["cicero"]["settings"]["draws"] == 9
+    assert spec.hash != run_spec(configure("train", f"runs={tmp_path}", *seat)).hash
+    with pytest.raises(UserError, match=r"algo\.cicero\.candidates=8: must be at least 1, and at most cicero\.draws=3"):
+        run_spec(configure("train", f"runs={tmp_path}", *more, "algo.cicero.draws=3"))
 
 
 def test_the_opponent_of_a_command(player: str) -> None:

@@ -123,12 +123,13 @@ def test_candidates_of_least_value_are_refused(monkeypatch: pytest.MonkeyPatch) 
     ("talk", "end"),
     [
         ([(False, "hi")], [(True, "deal"), (False, "deal")]),
-        ([(True, "hi")], [(False, "deal"), (True, "deal"), (False, None)]),
-        ([(True, "hi"), (False, None)], []),  # the partner has proposed already
+        ([(True, "hi")], [(False, "deal")]),
+        ([(True, "hi"), (False, None)], [(False, "deal")]),  # the partner's proposal is no part of it
+        ([], [(True, "deal"), (False, "deal")]),
     ],
 )
 def test_the_injected_end_of_a_talk(talk: list[Any], end: list[Any]) -> None:
-    assert ended(talk) == [*talk, *end]
+    assert ended(talk) == [*(line for line in talk if line[1]), *end]
 
 
 def test_plans_and_annotations_read_the_same_stream() -> None:
