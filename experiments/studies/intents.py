@@ -2,10 +2,10 @@
 
     python -m experiments.studies.intents data.dond=DIR
 
-For each seed it trains an action model on truthful dialogues, annotates human messages with intents, trains a dialogue
-model for each arm (no grounding, own values, intents, both) and the nonsense ensemble, and plays the same games with
-the planner and each of its filters switched on. Everything is kept in `cells`, so that the same command goes on. The
-models of the arm `both` make a player, `runs/intents-both-sSEED+cicero`.
+For each seed it trains an action model on truthful dialogues, from one that all seeds share, annotates human messages
+with intents, trains a dialogue model for each arm (no grounding, own values, intents, both) and the nonsense ensemble,
+and plays the same games with the planner and each of its filters switched on. Everything is kept in `cells`, so that
+the same command goes on. The models of the arm `both` make a player, `runs/intents-both-sSEED+cicero`.
 
 Writes `table.csv` and `figure.svg`, `control.csv` (examples), `filters.csv` (refusals in play) and `correspondence.csv`
 (the tested messages, to be read by hand).
@@ -134,7 +134,7 @@ def check(cfg: DictConfig) -> None:
         raise UserError(f"arms={list(cfg.arms)}: games need the arms state and both. Add them")
     for seed in cfg.seeds:
         check_count(seed, "seeds", 0)
-    for name in ("epochs", "own_epochs", "control", "scripted_games"):
+    for name in ("action_epochs", "epochs", "own_epochs", "control", "scripted_games"):
         check_count(cfg[name], name)
 
 
@@ -162,11 +162,14 @@ def make_models(seed: int, data: str, cfg: DictConfig, spec: PlaySpec, place: Wo
         if done == total:
             place.bar.close()
 
-    about = {"base": asdict(base), "env": unvaried(train_env, base), "model": asdict(spec.model)}
-    folders = {ACTION: cache / f"intents-action-s{seed}-{digest(about)[:8]}"}
-    action = action_model(
-        spec.model, base, train_env, data, folders[ACTION], device=place.device, progress=progress, report=say
-    )
+    about = {"base": asdict(spec.base), "env": unvaried(train_env, base), "model": asdict(spec.model)}
+    shared = cache / f"intents-base-{digest(about)[:8]}"  # of all seeds
+    how = {"device": place.device, "progress": progress, "report": say}
+    origin = action_model(spec.model, spec.base, train_env, data, shared, **how)
+    start = folder_digest(shared)
+    acts = replace(base, epochs=cfg.action_epochs, learning_rate=cfg.action_learning_rate)
+    folders = {ACTION: cache / f"intents-action-s{seed}-{digest({'start': start, 'base': asdict(acts)})[:8]}"}
+    action = action_model(spec.model, acts, train_env, data, folders[ACTION], start=origin, start_digest=start, **how)
     start = folder_digest(folders[ACTION])
     later = replace(base, epochs=cfg.epochs, learning_rate=cfg.learning_rate, human_games=cfg.human_games)
     own = replace(later, epochs=cfg.own_epochs)
@@ -179,13 +182,10 @@ def make_models(seed: int, data: str, cfg: DictConfig, spec: PlaySpec, place: Wo
     models: dict[str, Policy] = {}
     first = (action, start, later)  # what all arms have in common, and what each then learns by itself
     for arm in (MIXED, *cfg.arms):
-        origin, origin_digest, how = first if arm == MIXED else (models[MIXED], folder_digest(folders[MIXED]), own)
-        about = {"start": origin_digest, "base": asdict(how)}
+        origin, origin_digest, learns = first if arm == MIXED else (models[MIXED], folder_digest(folders[MIXED]), own)
+        about = {"start": origin_digest, "base": asdict(learns)}
         folders[arm] = cache / f"intents-{arm}-s{seed}-{digest(about)[:8]}"
-        models[arm] = dialogue_model(
-            arm, origin, origin_digest, taught, how, train_env, data, folders[arm], device=place.device,
-            progress=progress, report=say,
-        )  # fmt: skip
+        models[arm] = dialogue_model(arm, origin, origin_digest, taught, learns, train_env, data, folders[arm], **how)
     del models[MIXED], folders[MIXED]
     return Made(seed, {**spec.env, "split": "test"}, data, action, views, intents, models, folders)
 
@@ -415,17 +415,24 @@ def table_row(arm: str, metric: str, seeds: Sequence[Interval]) -> TableRow:
     return TableRow(arm, metric, each.mean, each.low, each.high, len(seeds), total)
 
 
+def label(row: TableRow) -> str:
+    """What a figure calls a row."""
+    if row.arm == HEADS:
+        return row.metric.removeprefix("filter/recall/")
+    return f"{row.arm}: items" if row.metric == "intent/items" else row.arm
+
+
 def draw(rows: Sequence[TableRow], path: Path) -> None:
     """Perplexity by arm, control by arm, recall by kind, and the ablation's scores."""
     panels = {
         "perplexity of human messages": [r for r in rows if r.metric == "drift/human_perplexity" and r.arm in ARMS],
-        "named items go as intended": [r for r in rows if r.metric == "intent/items"],
+        "stated split is the intent's": [r for r in rows if r.metric in ("intent/control", "intent/items")],
         "nonsense caught": [r for r in rows if r.metric.startswith("filter/recall/") and r.arm == HEADS],
         "score": [r for r in rows if r.metric == "game/score" and not {"v", "-"} & {*r.arm.split()}],
     }
     figure = Figure(figsize=(2 * HALF, HALF), layout="constrained")
     for axes, (title, own), colour in zip(figure.subplots(2, 2).flat, panels.items(), PAPER[1:], strict=False):
-        names = [r.metric.removeprefix("filter/recall/") if r.arm == HEADS else r.arm for r in own]
+        names = [label(row) for row in own]
         for place, row in enumerate(own):
             axes.plot([row.low, row.high], [place, place], color=colour, linewidth=2)
             axes.plot(row.mean, place, "o", color=colour)

@@ -189,7 +189,7 @@ class CiceroAgent(PlanningAgent):
         if not questions and self.cicero.plan.belief == "listening":
             raise UserError("cicero.plan.belief=listening: this game asks no belief questions. Set it to prior")
         belief = self._belief(opening, talk, questions)
-        anchor = self._anchors(opening, [talk], questions)[0]
+        anchor = self._anchors(opening, [talk])[0]
         rng = np.random.default_rng([seat.seed, len(seat.view.stream), PLAN])
         plan = plan_intent(counts, own, objective, belief, anchor, self.cicero.plan, rng)
         claims = dond_rules.allocations(counts)
@@ -198,11 +198,11 @@ class CiceroAgent(PlanningAgent):
         if self.tells:
             seat.view.tell(intent_text(intent))
 
-    def _anchors(self, opening: str, talks: Sequence[Talk], questions: Sequence[Question]) -> list[np.ndarray]:
+    def _anchors(self, opening: str, talks: Sequence[Talk]) -> list[np.ndarray]:
         """The player's claims (A,) if each of these talks stopped now."""
         streams = []
         for talk in talks:
-            view = talk_view(opening, ended(talk), questions, self.claims.tokens)
+            view = talk_view(opening, ended(talk), (), self.claims.tokens)
             view.cue()
             streams.append(view.stream.tokens)
         counts = dond_texts.parse_prompt(opening)[0]
@@ -296,7 +296,7 @@ class CiceroAgent(PlanningAgent):
                 draw.refused = filters.NONSENSE if flag else ""
             left = [draw for draw in left if not draw.refused]
         if config.correspondence is not None and left:
-            anchors = self._anchors(opening, [[*talk, (True, draw.text)] for draw in left], questions)
+            anchors = self._anchors(opening, [[*talk, (True, draw.text)] for draw in left])
             own = mind.plan.own
             for draw, after in zip(left, anchors, strict=True):
                 betrayed = filters.betrays(float(mind.plan.anchor[own]), float(after[own]), config.correspondence)
@@ -316,9 +316,8 @@ class CiceroAgent(PlanningAgent):
         if not left:
             return
         opening, talk = self._openings[key], self._talk[key]
-        questions = [asked.question for asked in self._seats[key].view.asked[:3]]
         counts, own, objective = dond_texts.parse_prompt(opening)
-        anchors = self._anchors(opening, [[*talk, (True, draw.text)] for draw in left], questions)
+        anchors = self._anchors(opening, [[*talk, (True, draw.text)] for draw in left])
         plain = replace(self.cicero.plan, opponents="exact")
         for draw, anchor in zip(left, anchors, strict=True):
             rng = np.random.default_rng(0)  # not used: exact

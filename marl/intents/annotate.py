@@ -17,7 +17,7 @@ from envs.dond.rules import Triple, allocations
 from envs.human_dond import HumanEnding, HumanView, NotReplayable, Speaker, replay
 from marl.agents.scripted.dond_language import ITEM_OF, stated_items, understand
 from marl.intents.claims import ClaimReader
-from marl.intents.streams import Intent, agreeing_end, up_to_claim
+from marl.intents.streams import Intent, agreeing_end, unasked, up_to_claim
 from marl.metrics.negotiation import explicit
 
 
@@ -74,7 +74,7 @@ def annotate(views: Iterable[HumanView], reader: ClaimReader, env: Any) -> dict[
 def _both_streams(view: HumanView, number: int, reader: ClaimReader, env: Any) -> list[list[int]]:
     sides = [cut_after(side, number) for side in (view, swapped(view))]
     unknown = [replace(side, claim=(0, 0, 0), partner_claim=side.counts) for side in sides]
-    return [up_to_claim(replay(side, env), reader.tokens) for side in unknown]
+    return [up_to_claim(unasked(replay(side, env)), reader.tokens) for side in unknown]
 
 
 # --- The correspondence test ------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ opening are written as 0; the pool stays, since both players and the rules know 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from envs.core import END
@@ -67,6 +67,12 @@ def grounded(steps: Sequence[Step], arm: str, intents: Sequence[Intent]) -> Step
             found.append(("observe", opening_of(step[1], arm) if number == 0 else step[1], step[2]))
     assert arm in ("none", "state") or replies == len(intents), (replies, intents)
     return found
+
+
+def unasked(steps: Iterable[Step]) -> list[Step]:
+    """The same without belief questions, as claims are read: such streams are a third shorter."""
+    heard: list[Step] = [step if step[0] == "reply" else ("observe", step[1], ()) for step in steps]
+    return [step for step in heard if step[1]]
 
 
 def up_to_claim(steps: Sequence[Step], tokens: Tokens) -> list[int]:

@@ -1,6 +1,6 @@
 """Trains the models that intents need on human dialogues, each once, and keeps them.
 
-The action model learns from the truthful views alone (`truthful.unfaithful`): half of them whole, the others cut after
+The action model learns from the truthful views alone (`truthful.unfaithful`): some of them whole, the others cut after
 a message, with the end that annotation injects, as long as the claim does not contradict what was said by then.
 Dialogue models start from its weights. One learns from the same dialogues under a grounding that is drawn for each, and
 the model of each arm (`streams.ARMS`) goes on from it.
@@ -25,7 +25,7 @@ from marl.common.errors import UserError
 from marl.common.files import canonical, read_json, write_json
 from marl.intents.annotate import annotate, cut_after
 from marl.intents.claims import ClaimReader
-from marl.intents.streams import ARMS, Intent, grounded
+from marl.intents.streams import ARMS, Intent, grounded, unasked
 from marl.intents.truthful import OTHER, unfaithful
 from marl.model.optim import MuonAndAdamW
 from marl.model.policy import Policy, dropout, tiny_lm
@@ -37,7 +37,7 @@ from marl.rollout.games import env_maker, game_module
 from marl.storage.checkpoint import load_policy, make_once, read_card, save_policy
 
 CUTS = 107  # of the seed
-WHOLE = 0.5  # share of the dialogues that an action model reads whole
+WHOLE = 0.35  # share of the dialogues that an action model reads whole
 MIXED = "mixed"  # instead of an arm: each dialogue in one that is drawn for it
 CONTEXT = 512  # tokens of a human dialogue's stream at most
 FORMAT = 2  # raise it when the same settings make other models
@@ -67,21 +67,17 @@ def kept_policy(
 def action_model(
     model: ModelConfig, base: BaseConfig, env: Mapping[str, Any], data: str, folder: Path, *,
     device: torch.device | str = "cpu", progress: Progress = lambda what, done, total: None,
-    report: Callable[[str], None] = print,
+    report: Callable[[str], None] = print, start: Policy | None = None, start_digest: str = "",
 ) -> Policy:  # fmt: skip
-    """The model whose claims are read as intents: trained as `base=human`, on truthful views only."""
+    """The model whose claims are read as intents: trained as `base=human`, on truthful views only, and as the module
+    says. From scratch, or on from a copy of `start`."""
 
     def make() -> tuple[Policy, Mapping[str, float]]:
         games = corpus.variants(env, base.vary)
         found = corpus.recorded(data, "train", games, base, refuse=unfaithful)
         left_out = ", ".join(f"{count} {why}" for why, count in found.left_out.items())
         report(f"truthful views: {len(found.steps)} of {len(set(found.dialogues))} dialogues; left out: {left_out}")
-        whole = replace(base, keep="all", human_games=0, deals_only=False)
-        texts = corpus.recorded(data, "train", games, whole).texts
-        tokens = Tokens(train_tokenizer(texts, game_module("dond").COMPACT_TOKENS, model.vocab_size))
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(base.seed)
-            policy = Policy(tiny_lm(tokens.size, **model.shape(), generator_seed=base.seed), tokens).to(device)
+        policy = copy.deepcopy(start) if start else untrained(model, base, games, data).to(device)
         learn(
             policy, base, env, data, len(found.steps), lambda d, n: progress("action model", d, n),
             **in_action_model(base.seed),
@@ -93,8 +89,19 @@ def action_model(
         "model": model.made_of(),
         "base": asdict(base),
         "data": corpus.data_files(data),
+        **({"start": start_digest} if start else {}),
     }
     return kept_policy(folder, {"kind": "action", **about}, make, device, report)
+
+
+def untrained(model: ModelConfig, base: BaseConfig, games: Sequence[Callable[[], Any]], data: str) -> Policy:
+    """A model that has learned nothing yet, but a tokenizer of all dialogues."""
+    whole = replace(base, keep="all", human_games=0, deals_only=False)
+    texts = corpus.recorded(data, "train", games, whole).texts
+    tokens = Tokens(train_tokenizer(texts, game_module("dond").COMPACT_TOKENS, model.vocab_size))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(base.seed)
+        return Policy(tiny_lm(tokens.size, **model.shape(), generator_seed=base.seed), tokens)
 
 
 def annotated(
@@ -156,8 +163,8 @@ def cuts(view: HumanView) -> list[int]:
 
 
 def in_action_model(seed: int) -> dict[str, Any]:
-    """How `corpus.recorded` is to show human dialogues to an action model: half of them whole, the others cut, which
-    teach claims alone."""
+    """How `corpus.recorded` is to show human dialogues to an action model: some of them whole, the others cut, which
+    teach claims alone and ask nothing."""
     rng = np.random.default_rng([seed, CUTS])
     shown: set[int] = set()  # the views that were cut in this pass
     places: dict[int, list[int]] = {}
@@ -173,7 +180,7 @@ def in_action_model(seed: int) -> dict[str, Any]:
     def add(view: HumanView, order: Triple, steps: list[Step]) -> corpus.Steps:
         if view.index not in shown:
             return [*steps]
-        return [("given", s[1]) if s[0] == "reply" and not s[1].startswith(PROPOSE) else s for s in steps]
+        return [("given", s[1]) if s[0] == "reply" and not s[1].startswith(PROPOSE) else s for s in unasked(steps)]
 
     return {"refuse": unfaithful, "cut": cut, "add": add}
 

@@ -112,7 +112,8 @@ def test_the_study_goes_from_dialogues_to_a_table(tmp_path: Path, capsys: pytest
     """Scripted dialogues stand in, and are called so. The second call only tabulates."""
     small = (
         f"runs={tmp_path}", "progress=false", "threads=1", "device=cpu", "env.max_entries=6", "scripted_games=120",
-        "base.epochs=2", "epochs=1", "model.hidden_size=32", "model.layers=1", "model.intermediate_size=64",
+        "base.epochs=1", "action_epochs=1", "epochs=1", "own_epochs=1",
+        "model.hidden_size=32", "model.layers=1", "model.intermediate_size=64",
         "control=20", "nonsense={train: 60, val: 40, test: 40}", "games=2", "concurrency=2", "cicero.draws=3",
         "cicero.candidates=2", "cicero.nonsense=0.3", "cicero.plan.iterations=3", f"publish={tmp_path}/out",
     )  # fmt: skip
@@ -123,7 +124,9 @@ def test_the_study_goes_from_dialogues_to_a_table(tmp_path: Path, capsys: pytest
     metrics = {row["metric"] for row in rows}
     assert {"intent/correspondence", "intent/stated", "filter/false", "game/score", "game/agreement"} <= metrics
     assert {r["arm"] for r in rows if r["metric"] == "drift/human_perplexity"} >= {"none", "state", "intent", "both"}
-    assert {"no intents", "intents", "all", "people"} <= {r["arm"] for r in rows if r["metric"] == "game/score"}
+    assert {"no intents", "intents", "all", "people", "sampled", "coshar", "all - intents"} <= {
+        r["arm"] for r in rows if r["metric"] == "game/score"
+    }
     assert (tmp_path / "out" / "figure.svg").is_file() and (tmp_path / "intents-both-s0" / PARTS).is_file()
     intents.main(configure("intents", *small))
     assert (tmp_path / "out" / "table.csv").read_text() == first

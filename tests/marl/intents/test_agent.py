@@ -136,7 +136,7 @@ def test_plans_and_annotations_read_the_same_stream() -> None:
     """The stream of a talk as the player makes it is the one that the game writes."""
     from envs.human_dond import HumanEnding, HumanView, replay
     from marl.intents.annotate import cut_after
-    from marl.intents.streams import up_to_claim
+    from marl.intents.streams import unasked, up_to_claim
 
     counts: Triple = (1, 1, 3)
     view = HumanView(
@@ -146,9 +146,10 @@ def test_plans_and_annotations_read_the_same_stream() -> None:
     for number, talk in ((0, [(True, "hi")]), (1, [(True, "hi"), (False, "the book ?")])):
         steps = replay(cut_after(view, number), COMPACT())
         opening, questions = steps[0][1], steps[0][2]  # type: ignore[misc]
-        made = talk_view(opening, ended(talk), questions, negotiator().tokens)
-        made.cue()
-        assert made.stream.tokens == up_to_claim(steps, negotiator().tokens)
+        for asked, read in ((questions, steps), ((), unasked(steps))):
+            made = talk_view(opening, ended(talk), asked, negotiator().tokens)
+            made.cue()
+            assert made.stream.tokens == up_to_claim(read, negotiator().tokens)
         assert parse_prompt(opening)[0] == counts
 
 
