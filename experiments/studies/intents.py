@@ -67,6 +67,7 @@ ABLATIONS: Mapping[str, Mapping[str, Any]] = {  # what is switched on beside the
 Figures = dict[tuple[str, str], Interval]  # by arm and metric
 ITSELF = "itself"  # a partner: the player of the arm
 PEOPLE = "people"  # the model of people: the dialogue model that knows its own values and no intent
+ROUND = 1000  # between the seeds of two rounds
 REFUSED = "filter/refused/"  # shares of drawn messages
 BY_PEOPLE = "human messages"
 HEADS, UNSEEN = "ensemble", "ensemble, kind unseen"
@@ -134,7 +135,7 @@ def check(cfg: DictConfig) -> None:
         raise UserError(f"arms={list(cfg.arms)}: games need the arms state and both. Add them")
     for seed in cfg.seeds:
         check_count(seed, "seeds", 0)
-    for name in ("action_epochs", "epochs", "own_epochs", "control", "scripted_games"):
+    for name in ("rounds", "action_epochs", "epochs", "own_epochs", "control", "scripted_games"):
         check_count(cfg[name], name)
 
 
@@ -162,11 +163,15 @@ def make_models(seed: int, data: str, cfg: DictConfig, spec: PlaySpec, place: Wo
         if done == total:
             place.bar.close()
 
-    about = {"base": asdict(spec.base), "env": unvaried(train_env, base), "model": asdict(spec.model)}
-    shared = cache / f"intents-base-{digest(about)[:8]}"  # of all seeds
-    how = {"device": place.device, "progress": progress, "report": say}
-    origin = action_model(spec.model, spec.base, train_env, data, shared, **how)
-    start = folder_digest(shared)
+    how: dict[str, Any] = {"device": place.device, "progress": progress, "report": say}
+    origin, start = None, ""
+    for number in range(cfg.rounds):  # what the action models of all seeds start from
+        shared = replace(spec.base, seed=spec.base.seed + ROUND * number)
+        about = {"base": asdict(shared), "env": unvaried(train_env, base), "model": asdict(spec.model)}
+        folder = cache / f"intents-base-{digest({**about, **({'start': start} if start else {})})[:8]}"
+        say(f"action model of all seeds, round {number + 1} of {cfg.rounds}: {folder}")
+        origin = action_model(spec.model, shared, train_env, data, folder, start=origin, start_digest=start, **how)
+        start = folder_digest(folder)
     acts = replace(base, epochs=cfg.action_epochs, learning_rate=cfg.action_learning_rate)
     folders = {ACTION: cache / f"intents-action-s{seed}-{digest({'start': start, 'base': asdict(acts)})[:8]}"}
     action = action_model(spec.model, acts, train_env, data, folders[ACTION], start=origin, start_digest=start, **how)
@@ -179,13 +184,14 @@ def make_models(seed: int, data: str, cfg: DictConfig, spec: PlaySpec, place: Wo
     say(f"seed {seed}: {sum(map(len, taught.values()))} replies of {len(taught)} views are annotated")
     tested = place.cells / f"intents-{cfg.split}-{digest({'start': start})[:8]}.json"
     views, intents = annotated(action, replace(base, human_games=0), train_env, data, cfg.split, tested)
+    say(f"seed {seed}: dialogue models")
     models: dict[str, Policy] = {}
     first = (action, start, later)  # what all arms have in common, and what each then learns by itself
     for arm in (MIXED, *cfg.arms):
-        origin, origin_digest, learns = first if arm == MIXED else (models[MIXED], folder_digest(folders[MIXED]), own)
-        about = {"start": origin_digest, "base": asdict(learns)}
+        begun, begun_digest, learns = first if arm == MIXED else (models[MIXED], folder_digest(folders[MIXED]), own)
+        about = {"start": begun_digest, "base": asdict(learns)}
         folders[arm] = cache / f"intents-{arm}-s{seed}-{digest(about)[:8]}"
-        models[arm] = dialogue_model(arm, origin, origin_digest, taught, learns, train_env, data, folders[arm], **how)
+        models[arm] = dialogue_model(arm, begun, begun_digest, taught, learns, train_env, data, folders[arm], **how)
     del models[MIXED], folders[MIXED]
     return Made(seed, {**spec.env, "split": "test"}, data, action, views, intents, models, folders)
 
