@@ -65,7 +65,7 @@ def cases(table: str) -> pytest.MarkDecorator:
 
 def chooses_file(key: str) -> bool:
     """Returns whether this names a group of files, and not a setting."""
-    return "/" in key or (Path(str(conf.__file__)).parent / key).is_dir()
+    return "/" in key or (Path(str(conf.__file__)).parent / key.partition("@")[0]).is_dir()
 
 
 def composed_once(command: str, *overrides: str) -> Callable[..., DictConfig]:

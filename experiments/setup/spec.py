@@ -263,7 +263,7 @@ def common_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     try:
         learner = make(ALGOS[kind], algo, "algo")
     except UserError as error:  # a planner does not know that it stands in algo here
-        raise UserError(f"algo.{error}" if str(error).startswith("planner.") else str(error)) from error
+        raise UserError(f"algo.{error}" if str(error).startswith(("planner.", "cicero.")) else str(error)) from error
     return {
         "env": settings["env"],
         "cast": cast_of(settings["cast"]),

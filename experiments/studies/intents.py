@@ -2,10 +2,10 @@
 
     python -m experiments.studies.intents data.dond=DIR
 
-For each seed it trains an action model on truthful dialogues, annotates human messages with intents, trains a dialogue
-model for each arm (no grounding, own values, intents, both) and the nonsense ensemble, and plays the same games with
-the planner and each of its filters switched on. Everything is kept in `cells`, so that the same command goes on. The
-models of the arm `both` make a player, `runs/intents-both-sSEED+cicero`.
+For each seed it trains an action model on truthful dialogues, from one that all seeds share, annotates human messages
+with intents, trains a dialogue model for each arm (no grounding, own values, intents, both) and the nonsense ensemble,
+and plays the same games with the planner and each of its filters switched on. Everything is kept in `cells`, so that
+the same command goes on. The models of the arm `both` make a player, `runs/intents-both-sSEED+cicero`.
 
 Writes `table.csv` and `figure.svg`, `control.csv` (examples), `filters.csv` (refusals in play) and `correspondence.csv`
 (the tested messages, to be read by hand).
@@ -34,13 +34,13 @@ from marl.agents.model import PlayConfig, model_agent, room
 from marl.common.errors import UserError, check_count
 from marl.common.files import digest, read_json, write_json
 from marl.intents.agent import ACTION, DIALOGUE, NONSENSE, PARTS, CiceroAgent, CiceroConfig, Parts
-from marl.intents.annotate import correspondence
+from marl.intents.annotate import correspondence, named_items
 from marl.intents.corruptions import KINDS, Bigrams
-from marl.intents.measure import controlled, human_perplexity, perplexity, read_messages, spoiled, spoken
+from marl.intents.measure import control, controlled, human_perplexity, perplexity, read_messages, spoiled, spoken
 from marl.intents.nonsense import Ensemble, train
 from marl.intents.standin import write_scripted
 from marl.intents.streams import ARMS, Intent
-from marl.intents.training import action_model, annotated, dialogue_model, unvaried
+from marl.intents.training import MIXED, action_model, annotated, dialogue_model, unvaried
 from marl.metrics.drift import likelihood, retold
 from marl.metrics.stats import Interval, Metrics, bootstrap_mean, bootstrap_ratio, rate, seed_mean
 from marl.metrics.tables import TableRow, format_table, write_csv, write_table
@@ -61,9 +61,15 @@ ABLATIONS: Mapping[str, Mapping[str, Any]] = {  # what is switched on beside the
     "+ nonsense": {"nonsense": True},
     "+ correspondence": {"correspondence": True},
     "+ value": {"value": True},
+    "sampled": {"plan": {"opponents": "sampled"}},  # intents, planned against a partner who is drawn
+    "coshar": {"plan": {"opponents": "coshar", "lambdas": (0.3,)}},  # ... or whose claim is correlated with one's own
 }
 Figures = dict[tuple[str, str], Interval]  # by arm and metric
+ITSELF = "itself"  # a partner: the player of the arm
 PEOPLE = "people"  # the model of people: the dialogue model that knows its own values and no intent
+ROUND = 1000  # between the seeds of two rounds
+REFUSED = "filter/refused/"  # shares of drawn messages
+BY_PEOPLE = "human messages"
 HEADS, UNSEEN = "ensemble", "ensemble, kind unseen"
 OFF = {"repetition": False, "nonsense": 0.0, "correspondence": None, "value": 1.0}
 
@@ -92,9 +98,9 @@ def main(cfg: DictConfig) -> None:
     for seed in cfg.seeds:
         for key, each in of_seed(make_models(seed, data, cfg, spec, place), cfg, spec, place).items():
             found.setdefault(key, []).append(each)
-    rows = [table_row(*key, each) for key, each in found.items()]
-    write_table(place.out / "table.csv", rows)
-    draw(rows, place.out / "figure.svg")
+        rows = [table_row(*key, each) for key, each in found.items()]  # after each seed: it may be the last one today
+        write_table(place.out / "table.csv", rows)
+        draw(rows, place.out / "figure.svg")
     for arm in dict.fromkeys(row.arm for row in rows):
         say(f"\n{arm}\n" + format_table({arm: {row.metric: row.interval for row in rows if row.arm == arm}}))
     say(f"\ntables and figure: {place.out}")
@@ -129,7 +135,7 @@ def check(cfg: DictConfig) -> None:
         raise UserError(f"arms={list(cfg.arms)}: games need the arms state and both. Add them")
     for seed in cfg.seeds:
         check_count(seed, "seeds", 0)
-    for name in ("epochs", "control", "scripted_games"):
+    for name in ("rounds", "action_epochs", "epochs", "own_epochs", "control", "scripted_games"):
         check_count(cfg[name], name)
 
 
@@ -157,26 +163,36 @@ def make_models(seed: int, data: str, cfg: DictConfig, spec: PlaySpec, place: Wo
         if done == total:
             place.bar.close()
 
-    about = {"base": asdict(base), "env": unvaried(train_env, base), "model": asdict(spec.model)}
-    folders = {ACTION: cache / f"intents-action-s{seed}-{digest(about)[:8]}"}
-    action = action_model(
-        spec.model, base, train_env, data, folders[ACTION], device=place.device, progress=progress, report=say
-    )
+    how: dict[str, Any] = {"device": place.device, "progress": progress, "report": say}
+    origin, start = None, ""
+    for number in range(cfg.rounds):  # what the action models of all seeds start from
+        shared = replace(spec.base, seed=spec.base.seed + ROUND * number)
+        about = {"base": asdict(shared), "env": unvaried(train_env, base), "model": asdict(spec.model)}
+        folder = cache / f"intents-base-{digest({**about, **({'start': start} if start else {})})[:8]}"
+        say(f"action model of all seeds, round {number + 1} of {cfg.rounds}: {folder}")
+        origin = action_model(spec.model, shared, train_env, data, folder, start=origin, start_digest=start, **how)
+        start = folder_digest(folder)
+    acts = replace(base, epochs=cfg.action_epochs, learning_rate=cfg.action_learning_rate)
+    folders = {ACTION: cache / f"intents-action-s{seed}-{digest({'start': start, 'base': asdict(acts)})[:8]}"}
+    action = action_model(spec.model, acts, train_env, data, folders[ACTION], start=origin, start_digest=start, **how)
     start = folder_digest(folders[ACTION])
     later = replace(base, epochs=cfg.epochs, learning_rate=cfg.learning_rate, human_games=cfg.human_games)
+    own = replace(later, epochs=cfg.own_epochs)
     learned = place.cells / f"intents-train-{digest({'start': start, 'base': asdict(later)})[:8]}.json"
     say(f"seed {seed}: annotating the training dialogues")
     _, taught = annotated(action, later, train_env, data, "train", learned)
     say(f"seed {seed}: {sum(map(len, taught.values()))} replies of {len(taught)} views are annotated")
     tested = place.cells / f"intents-{cfg.split}-{digest({'start': start})[:8]}.json"
     views, intents = annotated(action, replace(base, human_games=0), train_env, data, cfg.split, tested)
-    models = {}
-    for arm in cfg.arms:
-        folders[arm] = cache / f"intents-{arm}-s{seed}-{digest({'start': start, 'base': asdict(later)})[:8]}"
-        models[arm] = dialogue_model(
-            arm, action, start, taught, later, train_env, data, folders[arm], device=place.device, progress=progress,
-            report=say,
-        )  # fmt: skip
+    say(f"seed {seed}: dialogue models")
+    models: dict[str, Policy] = {}
+    first = (action, start, later)  # what all arms have in common, and what each then learns by itself
+    for arm in (MIXED, *cfg.arms):
+        begun, begun_digest, learns = first if arm == MIXED else (models[MIXED], folder_digest(folders[MIXED]), own)
+        about = {"start": begun_digest, "base": asdict(learns)}
+        folders[arm] = cache / f"intents-{arm}-s{seed}-{digest(about)[:8]}"
+        models[arm] = dialogue_model(arm, begun, begun_digest, taught, learns, train_env, data, folders[arm], **how)
+    del models[MIXED], folders[MIXED]
     return Made(seed, {**spec.env, "split": "test"}, data, action, views, intents, models, folders)
 
 
@@ -252,6 +268,7 @@ def dialogue(made: Made, arm: str, cfg: DictConfig, place: Workspace) -> Figures
     figures: Metrics = {
         "drift/human_perplexity": human_perplexity(policy, arm, made.intents, made.data, cfg.split, make_env, rng)
     }
+    found_by_people: dict[tuple[str, str], Interval] = {}
     lines = []
     for swap in (False, True):
         found = controlled(
@@ -259,16 +276,19 @@ def dialogue(made: Made, arm: str, cfg: DictConfig, place: Workspace) -> Figures
             rng=np.random.default_rng([made.seed, 3]),
         )  # fmt: skip
         name, end = ("another", "") if swap else ("annotated", "/annotated")
-        stating = [each for each in found if each.stated is not None]
-        figures[f"intent/stated{end}"] = rate([each.stated is not None for each in found])
-        if stating:
-            figures[f"intent/control{end}"] = rate([each.stated == each.intent.own for each in stating])
-        for each in stating:
+        for metric, each_ in control(found, np.random.default_rng(0)).items():
+            figures[metric + end] = each_
+        if arm == "both":  # the same for all arms: messages of people, at the same places
+            people_ = control([each.by_person for each in found], np.random.default_rng(0))
+            found_by_people |= {(BY_PEOPLE, metric + end): each_ for metric, each_ in people_.items()}
+        for each in found:
+            if not named_items(each.message, each.counts):
+                continue
             claims = [" ".join(map(str, claim)) for claim in (each.intent.own, each.stated or ())]
             lines.append([arm, name, each.human, each.message, *claims])
     if arm == "both" and not made.seed:
         write_csv(place.out / "control.csv", ("arm", "intent_is", "human", "message", "intent", "stated"), lines)
-    return {(arm, name): each for name, each in figures.items()}
+    return {**{(arm, name): each for name, each in figures.items()}, **found_by_people}
 
 
 def kept(path: Path, find: Callable[[], Figures]) -> Figures:
@@ -281,7 +301,7 @@ def kept(path: Path, find: Callable[[], Figures]) -> Figures:
 def switched(cicero: CiceroConfig, on: Mapping[str, Any]) -> CiceroConfig:
     """The settings with only these filters, each as `cicero.*` sets it."""
     chosen: dict[str, Any] = {name: getattr(cicero, name) if on.get(name) else off for name, off in OFF.items()}
-    return replace(cicero, **chosen)
+    return replace(cicero, **chosen, plan=replace(cicero.plan, **on.get("plan", {})))
 
 
 def play(made: Made, ensemble: Ensemble, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Figures:
@@ -292,13 +312,14 @@ def play(made: Made, ensemble: Ensemble, cfg: DictConfig, spec: PlaySpec, place:
     limits = replace(spec.algo, games=cfg.games, concurrency=min(cfg.concurrency, cfg.games))
     refusals: list[list[object]] = []
     for partner in cfg.partners:
-        for arm in ("people", *ABLATIONS):
+        end, scores = "" if partner == PEOPLE else f" v {partner}", {}
+        for arm in (PEOPLE, *ABLATIONS):
             path = place.cells / f"games-s{made.seed}-{digest(played_by(made, arm, partner, cicero, cfg))[:10]}.json"
             if not path.exists():
                 agent = seat(made, arm, ensemble, cicero, limits, cfg.temperature)
                 place.bar.stage(f"seed {made.seed}: {arm} v {partner}", cfg.games)
-                other = people(made, "partner", limits, cfg.temperature)
-                if partner != PEOPLE:
+                other = agent if partner == ITSELF else people(made, "partner", limits, cfg.temperature)
+                if partner not in (PEOPLE, ITSELF):
                     other = text_player(partner, "dond", "partners")
                 episodes = rollout(games, turn_about(agent, other), make_env, limits.concurrency, place.bar.advance)
                 place.bar.close()
@@ -306,10 +327,17 @@ def play(made: Made, ensemble: Ensemble, cfg: DictConfig, spec: PlaySpec, place:
                 write_json(path, {"arm": arm, "partner": partner, **found_})
                 write_episodes(path.with_suffix(".jsonl"), episodes[:40])
             about = read_json(path)
-            name = arm if partner == PEOPLE else f"{arm} v {partner}"
             for metric, each in figures_of(about["games"]).items():
-                found[name, metric] = each
-            refusals += [[made.seed, name, key, count] for key, count in sorted(about["counts"].items())]
+                found[arm + end, metric] = each
+            counts = sorted(about["counts"].items())
+            refusals += [[made.seed, arm + end, key, count] for key, count in counts]
+            if about["counts"].get("drawn"):
+                found |= {(arm + end, f"{REFUSED}{key}"): each for key, each in refused(about["counts"]).items()}
+            scores[arm] = np.array([game["score"] for game in about["games"]])
+        for arm in (*ABLATIONS,):
+            if arm != "intents":
+                gain = bootstrap_mean(scores[arm] - scores["intents"], rng=np.random.default_rng(0))
+                found[f"{arm} - intents{end}", "game/score"] = gain
     write_csv(place.out / f"filters-s{made.seed}.csv", ("seed", "arm", "what", "count"), refusals)
     return found
 
@@ -342,20 +370,28 @@ def counts_of(agent: Agent) -> dict[str, int]:
     return dict(agent.counts) if isinstance(agent, CiceroAgent) else {}
 
 
+def refused(counts: Mapping[str, int]) -> dict[str, Interval]:
+    """The share of drawn messages that each filter refused."""
+    names = {key.removeprefix("refused/"): count for key, count in counts.items() if key.startswith("refused/")}
+    return {name: rate([True] * count + [False] * (counts["drawn"] - count)) for name, count in names.items()}
+
+
 def measured(episodes: Sequence[Any], name: str, made: Made) -> list[dict[str, Any]]:
-    """Score, deal, and the likelihood of the player's messages under the model of people, game by game."""
+    """Score, deal, and the likelihood of the player's messages under the model of people, game by game; the mean of
+    its seats."""
     judge, env, found = made.dialogue["state"], env_maker(made.env)(), []
     objective = float(made.env["objective"])
     for episode in episodes:
-        seat_of = next(agent for agent, player in episode.players.items() if player == name)
+        own = [agent for agent, player in episode.players.items() if player == name]  # both, against itself
         points = episode.outcome["points"]
-        other = next(agent for agent in points if agent != seat_of)
+        mine, total = float(np.mean([points[agent] for agent in own])), sum(points.values())
+        theirs = float(np.mean([total - points[agent] for agent in own]))
         likely = likelihood(judge, [retold(episode, env, judge.tokens, (name,))], np.random.default_rng(0))
-        words = sum(len(t.message.split()) for t in episode.turns if t.agent == seat_of)
+        words = sum(len(t.message.split()) for t in episode.turns if t.agent in own)
         found.append(
             {
-                "score": points[seat_of] + objective * points[other],
-                "points": points[seat_of],
+                "score": mine + objective * theirs,
+                "points": mine,
                 "deal": bool(episode.outcome["deal"]),
                 "nats": 0.0 if likely is None else likely.mean * words,
                 "words": words,
@@ -385,17 +421,24 @@ def table_row(arm: str, metric: str, seeds: Sequence[Interval]) -> TableRow:
     return TableRow(arm, metric, each.mean, each.low, each.high, len(seeds), total)
 
 
+def label(row: TableRow) -> str:
+    """What a figure calls a row."""
+    if row.arm == HEADS:
+        return row.metric.removeprefix("filter/recall/")
+    return f"{row.arm}: items" if row.metric == "intent/items" else row.arm
+
+
 def draw(rows: Sequence[TableRow], path: Path) -> None:
     """Perplexity by arm, control by arm, recall by kind, and the ablation's scores."""
     panels = {
         "perplexity of human messages": [r for r in rows if r.metric == "drift/human_perplexity" and r.arm in ARMS],
-        "stated split is the intent's": [r for r in rows if r.metric == "intent/control"],
+        "stated split is the intent's": [r for r in rows if r.metric in ("intent/control", "intent/items")],
         "nonsense caught": [r for r in rows if r.metric.startswith("filter/recall/") and r.arm == HEADS],
-        "score": [r for r in rows if r.metric == "game/score" and " v " not in r.arm],
+        "score": [r for r in rows if r.metric == "game/score" and not {"v", "-"} & {*r.arm.split()}],
     }
     figure = Figure(figsize=(HALF, 0.9 * HALF), layout="constrained")
     for axes, (title, own), colour in zip(figure.subplots(2, 2).flat, panels.items(), PAPER[1:], strict=False):
-        names = [r.metric.removeprefix("filter/recall/") if r.arm == HEADS else r.arm for r in own]
+        names = [label(row) for row in own]
         for place, row in enumerate(own):
             axes.plot([row.low, row.high], [place, place], color=colour, linewidth=2)
             axes.plot(row.mean, place, "o", color=colour)

@@ -18,6 +18,7 @@ from marl.agents.model import PlayConfig
 from marl.algorithms.pool import Pool
 from marl.common.distributed import ONE, Ranks
 from marl.common.progress import Progress
+from marl.intents.agent import CiceroConfig
 from marl.learning.config import UpdateConfig
 from marl.learning.renaming import Renaming
 from marl.learning.update import Learner, update
@@ -33,9 +34,10 @@ from marl.types import Episode, Kind, TokenBatch
 
 @dataclass(frozen=True)
 class TrainConfig(PlayConfig):
-    """Settings of every algorithm: how its games are played, and `update`."""
+    """Settings of every algorithm: how its games are played, `update`, and how partners with `+cicero` talk."""
 
     update: UpdateConfig = field(default_factory=UpdateConfig)
+    cicero: CiceroConfig = field(default_factory=CiceroConfig)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from marl.intents import filters
 from marl.intents.claims import ClaimReader
 from marl.intents.draws import draw_messages, words_of
 from marl.intents.nonsense import Ensemble, features
-from marl.intents.streams import AGREE, ARMS, Intent, intent_text, opening_of, said
+from marl.intents.streams import ARMS, Intent, agreeing_end, intent_text, opening_of, said
 from marl.model.policy import Policy
 from marl.model.tokens import Tokens, View
 from marl.planning.intents import IntentConfig, IntentPlan, plan_intent
@@ -137,12 +137,9 @@ def talk_view(opening: str, talk: Talk, questions: Sequence[Question], tokens: T
 
 
 def ended(talk: Talk) -> list[tuple[bool, str | None]]:
-    """The talk with an agreeing end: the other side says `deal`, then who spoke last, and then they propose."""
-    if (False, None) in talk:
-        return [*talk]
-    speaker = talk[-1][0] if talk else False
-    end: list[tuple[bool, str | None]] = [(not speaker, AGREE), (speaker, AGREE)]
-    return [*talk, *end, *([(False, None)] if speaker else [])]
+    """The words of a talk, with an agreeing end (`agreeing_end`) after which the player proposes."""
+    words = [(mine, text) for mine, text in talk if text is not None]
+    return [*words, *agreeing_end(bool(words) and words[-1][0])]
 
 
 class CiceroAgent(PlanningAgent):
@@ -192,7 +189,7 @@ class CiceroAgent(PlanningAgent):
         if not questions and self.cicero.plan.belief == "listening":
             raise UserError("cicero.plan.belief=listening: this game asks no belief questions. Set it to prior")
         belief = self._belief(opening, talk, questions)
-        anchor = self._anchors(opening, [talk], questions)[0]
+        anchor = self._anchors(opening, [talk])[0]
         rng = np.random.default_rng([seat.seed, len(seat.view.stream), PLAN])
         plan = plan_intent(counts, own, objective, belief, anchor, self.cicero.plan, rng)
         claims = dond_rules.allocations(counts)
@@ -201,11 +198,11 @@ class CiceroAgent(PlanningAgent):
         if self.tells:
             seat.view.tell(intent_text(intent))
 
-    def _anchors(self, opening: str, talks: Sequence[Talk], questions: Sequence[Question]) -> list[np.ndarray]:
+    def _anchors(self, opening: str, talks: Sequence[Talk]) -> list[np.ndarray]:
         """The player's claims (A,) if each of these talks stopped now."""
         streams = []
         for talk in talks:
-            view = talk_view(opening, ended(talk), questions, self.claims.tokens)
+            view = talk_view(opening, ended(talk), (), self.claims.tokens)
             view.cue()
             streams.append(view.stream.tokens)
         counts = dond_texts.parse_prompt(opening)[0]
@@ -299,7 +296,7 @@ class CiceroAgent(PlanningAgent):
                 draw.refused = filters.NONSENSE if flag else ""
             left = [draw for draw in left if not draw.refused]
         if config.correspondence is not None and left:
-            anchors = self._anchors(opening, [[*talk, (True, draw.text)] for draw in left], questions)
+            anchors = self._anchors(opening, [[*talk, (True, draw.text)] for draw in left])
             own = mind.plan.own
             for draw, after in zip(left, anchors, strict=True):
                 betrayed = filters.betrays(float(mind.plan.anchor[own]), float(after[own]), config.correspondence)
@@ -319,9 +316,8 @@ class CiceroAgent(PlanningAgent):
         if not left:
             return
         opening, talk = self._openings[key], self._talk[key]
-        questions = [asked.question for asked in self._seats[key].view.asked[:3]]
         counts, own, objective = dond_texts.parse_prompt(opening)
-        anchors = self._anchors(opening, [[*talk, (True, draw.text)] for draw in left], questions)
+        anchors = self._anchors(opening, [[*talk, (True, draw.text)] for draw in left])
         plain = replace(self.cicero.plan, opponents="exact")
         for draw, anchor in zip(left, anchors, strict=True):
             rng = np.random.default_rng(0)  # not used: exact

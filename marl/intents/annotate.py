@@ -1,8 +1,9 @@
 """Annotates the messages of human dialogues with intents, and tests the annotation where words leave no doubt.
 
 The intent of a message is what both players would most likely claim if talk stopped after it. The action model reads
-the dialogue up to and including the message and nothing later, and an injected, agreeing end: `deal` from both sides.
-Each player's claim is read in its own stream, with its own values.
+the dialogue up to and including the message and nothing later, and an injected, agreeing end, which is the same for
+both: its partner says `deal`, and the player proposes. Each player's claim is read in its own stream, with its own
+values.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import Any
 
 from envs.dond.rules import Triple, allocations
 from envs.human_dond import HumanEnding, HumanView, NotReplayable, Speaker, replay
-from marl.agents.scripted.dond_language import ITEM_OF, understand
+from marl.agents.scripted.dond_language import ITEM_OF, stated_items, understand
 from marl.intents.claims import ClaimReader
-from marl.intents.streams import AGREE, Intent, up_to_claim
+from marl.intents.streams import Intent, agreeing_end, unasked, up_to_claim
 from marl.metrics.negotiation import explicit
 
 
@@ -30,19 +31,13 @@ def swapped(view: HumanView) -> HumanView:
 
 
 def cut_after(view: HumanView, number: int) -> HumanView:
-    """The dialogue up to and including its `number`-th turn, with an agreeing end: what comes later is gone.
-
-    The claims, which no stream up to a proposal shows, are placeholders.
-    """
-    speaker: Speaker = view.turns[number][0]
-    other: Speaker = "THEM" if speaker == "YOU" else "YOU"
-    assert view.turns[number][1] is not None, "a proposal is no message"
-    end: tuple[tuple[Speaker, str | None], ...] = ((other, AGREE), (speaker, AGREE), (other, None))
-    nothing = (0, 0, 0)
-    return replace(
-        view, turns=(*view.turns[: number + 1], *end), claim=nothing, partner_claim=view.counts,
-        ending=HumanEnding.DEAL,
-    )  # fmt: skip
+    """The dialogue up to and including its `number`-th turn (-1: no turn), with an agreeing end as `agreeing_end` has
+    it: what comes later is gone, but for the claims, which no stream up to a proposal shows."""
+    kept = view.turns[: number + 1]
+    assert all(text is not None for _, text in kept), "a proposal is no message"
+    end = agreeing_end(bool(kept) and kept[-1][0] == "YOU")
+    told: list[tuple[Speaker, str | None]] = [("YOU" if mine else "THEM", text) for mine, text in end]
+    return replace(view, turns=(*kept, *told, ("YOU", None)), ending=HumanEnding.DEAL)
 
 
 def annotate(views: Iterable[HumanView], reader: ClaimReader, env: Any) -> dict[int, list[Intent]]:
@@ -77,8 +72,9 @@ def annotate(views: Iterable[HumanView], reader: ClaimReader, env: Any) -> dict[
 
 
 def _both_streams(view: HumanView, number: int, reader: ClaimReader, env: Any) -> list[list[int]]:
-    cut = cut_after(view, number)
-    return [up_to_claim(replay(side, env), reader.tokens) for side in (cut, swapped(cut))]
+    sides = [cut_after(side, number) for side in (view, swapped(view))]
+    unknown = [replace(side, claim=(0, 0, 0), partner_claim=side.counts) for side in sides]
+    return [up_to_claim(unasked(replay(side, env)), reader.tokens) for side in unknown]
 
 
 # --- The correspondence test ------------------------------------------------------------------------------------------
@@ -115,6 +111,12 @@ def certain_split(message: str, counts: Triple) -> Triple | None:
     readings = {understand(message, counts, table).share for table in (None, counts, (0, 0, 0), _half(counts))}
     (share, *others) = readings
     return None if others or share in (None, counts, (0, 0, 0)) else share
+
+
+def named_items(message: str, counts: Triple) -> dict[int, int]:
+    """How many of each item the speaker would get, of those that a message names without a condition or exception."""
+    words = set(re.findall(r"[a-z]+", message.lower()))
+    return {} if words & UNSURE else stated_items(message, counts)
 
 
 def _half(counts: Triple) -> Triple:

@@ -13,7 +13,7 @@ from envs.dond.replies import MESSAGE
 from envs.dond.rules import Triple, allocations, rest
 from envs.human_dond import HumanView, NotReplayable, replay
 from marl.decoding.engine import Engine
-from marl.intents.annotate import certain_split
+from marl.intents.annotate import certain_split, named_items
 from marl.intents.corruptions import KINDS, Bigrams, Place
 from marl.intents.draws import draw_messages, words_of
 from marl.intents.nonsense import Said, features
@@ -21,7 +21,7 @@ from marl.intents.streams import Intent, grounded, said
 from marl.intents.training import in_arm
 from marl.learning.batch import Seat
 from marl.metrics.drift import likelihood
-from marl.metrics.stats import Interval
+from marl.metrics.stats import Interval, bootstrap_ratio, rate
 from marl.model.policy import Policy
 from marl.model.tokens import Tokens
 from marl.pretraining import corpus
@@ -54,13 +54,39 @@ def human_perplexity(
 
 @dataclass(frozen=True)
 class Controlled:
-    """A message that was generated for an intent. `stated`: the speaker's share that its words name; None if none."""
+    """A message that was generated for an intent."""
 
     dialogue: str
     human: str  # what a person said there
+    counts: Triple
     intent: Intent
     message: str
-    stated: Triple | None
+
+    @property
+    def stated(self) -> Triple | None:
+        """The speaker's share that its words name; None if they name no whole split."""
+        return certain_split(self.message, self.counts) if self.message else None
+
+    @property
+    def by_person(self) -> Controlled:
+        """The same with what the person said instead: the yardstick."""
+        return replace(self, message=self.human)
+
+
+def control(found: Sequence[Controlled], rng: np.random.Generator) -> dict[str, Interval]:
+    """How many messages state a whole split (`stated`) and the intent's (`control`), and how many of the items that
+    messages name go as intended (`items`), over messages."""
+    stating = [each for each in found if each.stated is not None]
+    figures = {"intent/stated": rate([each.stated is not None for each in found])}
+    if stating:
+        figures["intent/control"] = rate([each.stated == each.intent.own for each in stating])
+    named = [(named_items(each.message, each.counts), each.intent.own) for each in found]
+    named = [(items, own) for items, own in named if items]
+    if named:
+        kept = [sum(own[item] == number for item, number in items.items()) for items, own in named]
+        sizes = [len(items) for items, _ in named]
+        figures["intent/items"] = bootstrap_ratio(np.array(kept, float), np.array(sizes, float), rng=rng)
+    return figures
 
 
 def controlled(
@@ -98,8 +124,7 @@ def controlled(
         for (view, reply), intent, (ids, _) in zip(drawn[start:], wanted[start:], texts, strict=False):
             message = words_of(ids, engine)
             human = [text for who, text in view.turns if who == "YOU" and text is not None][reply]
-            stated = certain_split(message, view.counts) if message else None
-            found.append(Controlled(view.dialogue, human, intent, message, stated))
+            found.append(Controlled(view.dialogue, human, view.counts, intent, message))
     return found
 
 

@@ -7,7 +7,7 @@ opening are written as 0; the pool stays, since both players and the rules know 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from envs.core import END
@@ -69,6 +69,12 @@ def grounded(steps: Sequence[Step], arm: str, intents: Sequence[Intent]) -> Step
     return found
 
 
+def unasked(steps: Iterable[Step]) -> list[Step]:
+    """The same without belief questions, as claims are read: such streams are a third shorter."""
+    heard: list[Step] = [step if step[0] == "reply" else ("observe", step[1], ()) for step in steps]
+    return [step for step in heard if step[1]]
+
+
 def up_to_claim(steps: Sequence[Step], tokens: Tokens) -> list[int]:
     """A player's stream up to the cue of its proposal."""
     view = View(tokens)
@@ -81,6 +87,12 @@ def up_to_claim(steps: Sequence[Step], tokens: Tokens) -> list[int]:
             return view.stream.tokens
         view.reply(tokens.encode(step[1]), Kind.SPEECH)
     raise AssertionError("no proposal in these steps")
+
+
+def agreeing_end(spoke_last: bool) -> list[tuple[bool, str | None]]:
+    """The injected end of a player's talk, after which it proposes: its partner says `deal`, and before that the player
+    itself, unless it `spoke_last`. True: the player's own words."""
+    return [(False, AGREE)] if spoke_last else [(True, AGREE), (False, AGREE)]
 
 
 def said(words: str) -> str:

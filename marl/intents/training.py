@@ -1,7 +1,9 @@
 """Trains the models that intents need on human dialogues, each once, and keeps them.
 
-The action model learns from the truthful views alone (`truthful.unfaithful`). Dialogue models start from its weights
-and learn from the same dialogues under what each message is grounded in (`streams.ARMS`).
+The action model learns from the truthful views alone (`truthful.unfaithful`): some of them whole, the others cut after
+a message, with the end that annotation injects, as long as the claim does not contradict what was said by then.
+Dialogue models start from its weights. One learns from the same dialogues under a grounding that is drawn for each, and
+the model of each arm (`streams.ARMS`) goes on from it.
 """
 
 from __future__ import annotations
@@ -13,16 +15,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from envs.dond.replies import PROPOSE
 from envs.dond.rules import Triple
 from envs.human_dond import HumanView, Split, Step
 from marl.common.errors import UserError
 from marl.common.files import canonical, read_json, write_json
-from marl.intents.annotate import annotate
+from marl.intents.annotate import annotate, cut_after
 from marl.intents.claims import ClaimReader
-from marl.intents.streams import Intent, grounded
-from marl.intents.truthful import unfaithful
+from marl.intents.streams import ARMS, Intent, grounded, unasked
+from marl.intents.truthful import OTHER, unfaithful
 from marl.model.optim import MuonAndAdamW
 from marl.model.policy import Policy, dropout, tiny_lm
 from marl.model.tokens import Tokens, train_tokenizer
@@ -32,8 +36,11 @@ from marl.pretraining.fit import fit
 from marl.rollout.games import env_maker, game_module
 from marl.storage.checkpoint import load_policy, make_once, read_card, save_policy
 
+CUTS = 107  # of the seed
+WHOLE = 0.35  # share of the dialogues that an action model reads whole
+MIXED = "mixed"  # instead of an arm: each dialogue in one that is drawn for it
 CONTEXT = 512  # tokens of a human dialogue's stream at most
-FORMAT = 1  # raise it when the same settings make other models
+FORMAT = 2  # raise it when the same settings make other models
 
 Progress = Callable[[str, int, int], None]  # what is trained, steps taken, all steps
 
@@ -60,22 +67,21 @@ def kept_policy(
 def action_model(
     model: ModelConfig, base: BaseConfig, env: Mapping[str, Any], data: str, folder: Path, *,
     device: torch.device | str = "cpu", progress: Progress = lambda what, done, total: None,
-    report: Callable[[str], None] = print,
+    report: Callable[[str], None] = print, start: Policy | None = None, start_digest: str = "",
 ) -> Policy:  # fmt: skip
-    """The model whose claims are read as intents: trained as `base=human`, on truthful views only."""
+    """The model whose claims are read as intents: trained as `base=human`, on truthful views only, and as the module
+    says. From scratch, or on from a copy of `start`."""
 
     def make() -> tuple[Policy, Mapping[str, float]]:
         games = corpus.variants(env, base.vary)
         found = corpus.recorded(data, "train", games, base, refuse=unfaithful)
         left_out = ", ".join(f"{count} {why}" for why, count in found.left_out.items())
         report(f"truthful views: {len(found.steps)} of {len(set(found.dialogues))} dialogues; left out: {left_out}")
-        whole = replace(base, keep="all", human_games=0, deals_only=False)
-        texts = corpus.recorded(data, "train", games, whole).texts
-        tokens = Tokens(train_tokenizer(texts, game_module("dond").COMPACT_TOKENS, model.vocab_size))
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(base.seed)
-            policy = Policy(tiny_lm(tokens.size, **model.shape(), generator_seed=base.seed), tokens).to(device)
-        learn(policy, base, env, data, len(found.steps), lambda d, n: progress("action model", d, n), refuse=unfaithful)
+        policy = copy.deepcopy(start) if start else untrained(model, base, games, data).to(device)
+        learn(
+            policy, base, env, data, len(found.steps), lambda d, n: progress("action model", d, n),
+            **in_action_model(base.seed),
+        )  # fmt: skip
         return policy, {"views": len(found.steps)}
 
     about = {
@@ -83,8 +89,19 @@ def action_model(
         "model": model.made_of(),
         "base": asdict(base),
         "data": corpus.data_files(data),
+        **({"start": start_digest} if start else {}),
     }
     return kept_policy(folder, {"kind": "action", **about}, make, device, report)
+
+
+def untrained(model: ModelConfig, base: BaseConfig, games: Sequence[Callable[[], Any]], data: str) -> Policy:
+    """A model that has learned nothing yet, but a tokenizer of all dialogues."""
+    whole = replace(base, keep="all", human_games=0, deals_only=False)
+    texts = corpus.recorded(data, "train", games, whole).texts
+    tokens = Tokens(train_tokenizer(texts, game_module("dond").COMPACT_TOKENS, model.vocab_size))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(base.seed)
+        return Policy(tiny_lm(tokens.size, **model.shape(), generator_seed=base.seed), tokens)
 
 
 def annotated(
@@ -103,7 +120,7 @@ def annotated(
     make_env = env_maker(env)
     corpus.recorded(data, split, [make_env], base, add=add)
     if not path.exists():
-        found = annotate(seen, ClaimReader(action, CONTEXT), make_env())
+        found = annotate(seen, ClaimReader(action, CONTEXT, at_once=16), make_env())
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {str(index): own for index, own in found.items()})
     kept = read_json(path)
@@ -123,9 +140,9 @@ def dialogue_model(
 
     def make() -> tuple[Policy, Mapping[str, float]]:
         policy = copy.deepcopy(start)
-        ways = in_arm(arm, intents)
-        views = len(corpus.recorded(data, "train", corpus.variants(env, base.vary), base, **ways).steps)
-        learn(policy, base, env, data, views, lambda d, n: progress(f"dialogue model, {arm}", d, n), **ways)
+        ways, how = in_arm(arm, intents, base.seed), replace(base, human_games=0)  # those that have intents were chosen
+        views = len(corpus.recorded(data, "train", corpus.variants(env, base.vary), how, **ways).steps)
+        learn(policy, how, env, data, views, lambda d, n: progress(f"dialogue model, {arm}", d, n), **ways)
         return policy, {"views": views}
 
     about = {
@@ -138,11 +155,43 @@ def dialogue_model(
     return kept_policy(folder, {"kind": "dialogue", **about}, make, device, report)
 
 
-def in_arm(arm: str, intents: Mapping[int, Sequence[Intent]]) -> dict[str, Any]:
-    """How `corpus.recorded` is to show human dialogues to a model of this arm."""
+def cuts(view: HumanView) -> list[int]:
+    """After which messages a dialogue (-1: before any) may be cut for the action model: where YOUR claim does not
+    contradict what was said by then, the injected end included."""
+    number = sum(text is not None for _, text in view.turns)
+    return [after for after in range(-1, number) if unfaithful(cut_after(view, after)) != OTHER]
+
+
+def in_action_model(seed: int) -> dict[str, Any]:
+    """How `corpus.recorded` is to show human dialogues to an action model: some of them whole, the others cut, which
+    teach claims alone and ask nothing."""
+    rng = np.random.default_rng([seed, CUTS])
+    shown: set[int] = set()  # the views that were cut in this pass
+    places: dict[int, list[int]] = {}
+
+    def cut(view: HumanView) -> HumanView:
+        shown.discard(view.index)
+        where = places[view.index] = places[view.index] if view.index in places else cuts(view)
+        if not where or rng.random() < WHOLE:
+            return view
+        shown.add(view.index)
+        return cut_after(view, where[rng.integers(len(where))])
 
     def add(view: HumanView, order: Triple, steps: list[Step]) -> corpus.Steps:
-        return grounded(steps, arm, [intent.renamed(order) for intent in intents[view.index]])
+        if view.index not in shown:
+            return [*steps]
+        return [("given", s[1]) if s[0] == "reply" and not s[1].startswith(PROPOSE) else s for s in unasked(steps)]
+
+    return {"refuse": unfaithful, "cut": cut, "add": add}
+
+
+def in_arm(arm: str, intents: Mapping[int, Sequence[Intent]], seed: int = 0) -> dict[str, Any]:
+    """How `corpus.recorded` is to show human dialogues to a model of this arm; MIXED: of one that is drawn for each."""
+    rng = np.random.default_rng([seed, CUTS])
+
+    def add(view: HumanView, order: Triple, steps: list[Step]) -> corpus.Steps:
+        own = ARMS[rng.integers(len(ARMS))] if arm == MIXED else arm
+        return grounded(steps, own, [intent.renamed(order) for intent in intents[view.index]])
 
     return {"refuse": lambda view: "" if view.index in intents else "no intent", "add": add}
 

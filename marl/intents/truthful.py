@@ -7,6 +7,8 @@ from envs.human_dond import HumanView
 from marl.agents.scripted.dond_language import understand
 from marl.metrics.negotiation import Talk, human_talk
 
+OTHER = "other claim"  # than was said
+
 
 def promised(talk: Talk, seat: int) -> Triple | None:
     """A player's share of the last split that it stated itself, or that the other stated and it said yes to.
@@ -33,4 +35,4 @@ def unfaithful(view: HumanView) -> str:
     word = promised(human_talk(view), 0)
     if word is None:
         return "no split"
-    return "" if view.claim == word else "other claim"
+    return "" if view.claim == word else OTHER

@@ -29,7 +29,8 @@ from marl.types import INSIDERS, Episode, Kind, Turn
 
 CORPUS, TOKENIZER, HELD_OUT, LISTENING, CHOICE = 101, 102, 103, 104, 105  # places of the seed
 ORDERS = tuple(itertools.permutations(range(3), 3))
-Told = tuple[Literal["tell"], str]  # read by this player alone, before its reply (`View.tell`)
+# What the player alone reads before its reply (`View.tell`); a reply of its own that no loss learns to write.
+Told = tuple[Literal["tell", "given"], str]
 Steps = list[Step | Told]
 CHUNK = 512  # seats that are sorted into batches of similar length
 
@@ -91,13 +92,14 @@ def recorded(
     permute: np.random.Generator | None = None,
     refuse: Callable[[HumanView], str] = lambda view: "",
     add: Callable[[HumanView, Triple, list[Step]], Steps] = lambda view, order, steps: [*steps],
+    cut: Callable[[HumanView], HumanView] = lambda view: view,
 ) -> Recorded:
     """The views of a split, replayed in the game's variants in turn.
 
     The training split is filtered by the settings of `base`. `permute` renames the items of each view at random, with
     `hold_out` never into a test context. `refuse`: why a view is left out, in any split; empty to keep it. `add`: what
-    a player reads beside the game, from the view, the order of its renamed items (`permuted`) and its steps. Raises
-    UserError if there are fewer than `human_games` dialogues.
+    a player reads beside the game, from the view, the order of its renamed items (`permuted`) and its steps. `cut`:
+    what of a dialogue is shown. Raises UserError if there are fewer than `human_games` dialogues.
     """
 
     def held_out(view: HumanView) -> bool:
@@ -133,7 +135,7 @@ def recorded(
     known = []
     for view in wanted:
         dialogue, variant, order = view.dialogue, place[view.index] % len(environments), ORDERS[0]
-        as_it_is = view
+        view = as_it_is = cut(view)
         if permute is not None:
             renamed = [(new, order) for order in ORDERS for new in [permuted(view, order)] if not held_out(new)]
             view, order = renamed[permute.integers(len(renamed))]
@@ -167,6 +169,9 @@ def human_seat(steps: Sequence[Step | Told], tokens: Tokens, index: int) -> Seat
             view.observe(step[1], step[2], number)
         elif step[0] == "tell":
             view.tell(step[1])
+        elif step[0] == "given":
+            view.cue()
+            view.reply(tokens.encode(step[1]), Kind.SPEECH)
         else:
             view.cue()
             ids = tuple(tokens.encode(step[1]))

@@ -9,6 +9,7 @@ import pytest
 
 from experiments import evaluate
 from experiments.setup.players import check_players, model_player, more_slots, played_as
+from experiments.setup.spec import run_spec
 from experiments.studies import intents
 from marl.agents.model import PlayConfig
 from marl.common.errors import UserError
@@ -49,6 +50,16 @@ def test_a_seat_of_a_cast(player: str) -> None:
     about = played_as(cast, PlayConfig())
     assert about["cicero"]["settings"]["draws"] == 10 and player in about["cicero"]["models"]
     assert more_slots(player) > more_slots("base+plan") > more_slots("base") == 0
+
+
+def test_settings_of_a_training_run_reach_its_cast(player: str, tmp_path: Path) -> None:
+    more = ("+cicero@algo.cicero=default", "algo.cicero.nonsense=0", "algo.cicero.draws=9")
+    seat = (f"cast.negotiator.partner={player}", "cast.negotiator.partners=1")
+    spec = run_spec(configure("train", f"runs={tmp_path}", *seat, *more))
+    assert played_as(spec.cast, spec.algo)["cicero"]["settings"]["draws"] == 9
+    assert spec.hash != run_spec(configure("train", f"runs={tmp_path}", *seat)).hash
+    with pytest.raises(UserError, match=r"algo\.cicero\.candidates=8: must be at least 1, and at most cicero\.draws=3"):
+        run_spec(configure("train", f"runs={tmp_path}", *more, "algo.cicero.draws=3"))
 
 
 def test_the_opponent_of_a_command(player: str) -> None:
@@ -101,7 +112,8 @@ def test_the_study_goes_from_dialogues_to_a_table(tmp_path: Path, capsys: pytest
     """Scripted dialogues stand in, and are called so. The second call only tabulates."""
     small = (
         f"runs={tmp_path}", "progress=false", "threads=1", "device=cpu", "env.max_entries=6", "scripted_games=120",
-        "base.epochs=2", "epochs=1", "model.hidden_size=32", "model.layers=1", "model.intermediate_size=64",
+        "base.epochs=1", "action_epochs=1", "epochs=1", "own_epochs=1",
+        "model.hidden_size=32", "model.layers=1", "model.intermediate_size=64",
         "control=20", "nonsense={train: 60, val: 40, test: 40}", "games=2", "concurrency=2", "cicero.draws=3",
         "cicero.candidates=2", "cicero.nonsense=0.3", "cicero.plan.iterations=3", f"publish={tmp_path}/out",
     )  # fmt: skip
@@ -112,7 +124,9 @@ def test_the_study_goes_from_dialogues_to_a_table(tmp_path: Path, capsys: pytest
     metrics = {row["metric"] for row in rows}
     assert {"intent/correspondence", "intent/stated", "filter/false", "game/score", "game/agreement"} <= metrics
     assert {r["arm"] for r in rows if r["metric"] == "drift/human_perplexity"} >= {"none", "state", "intent", "both"}
-    assert {"no intents", "intents", "all", "people"} <= {r["arm"] for r in rows if r["metric"] == "game/score"}
+    assert {"no intents", "intents", "all", "people", "sampled", "coshar", "all - intents"} <= {
+        r["arm"] for r in rows if r["metric"] == "game/score"
+    }
     assert (tmp_path / "out" / "figure.svg").is_file() and (tmp_path / "intents-both-s0" / PARTS).is_file()
     intents.main(configure("intents", *small))
     assert (tmp_path / "out" / "table.csv").read_text() == first

@@ -63,7 +63,7 @@ def understand(message: str, counts: Triple, table: Triple | None = None) -> Hea
     text = take_values(text, values)
     tokens = _TOKEN.findall(text)
     words = set(tokens)
-    share = _read_split(tokens, counts, table)
+    share = _resolve(_mentions(tokens, counts), counts, table)
     question = "?" in words
     rejects = bool(words & NO)
     accepts = bool(words & YES) and not rejects and not question
@@ -89,8 +89,16 @@ def _number(word: str) -> int:
     return min(int(word[:4]), 99) if word[0].isdigit() else NUMBER_OF[word]
 
 
-def _read_split(tokens: list[str], counts: Triple, table: Triple | None) -> Triple | None:
-    """The speaker's share as `understand` describes it, or None."""
+def stated_items(message: str, counts: Triple) -> dict[int, int]:
+    """How many of an item the speaker would get, by item, of those alone that a message names."""
+    text = take_values(" ".join(message.lower().replace("’", "'").split()), [None, None, None])
+    mentions = _mentions(_TOKEN.findall(text), counts)
+    named = [(item, number, mine) for item, number, mine in mentions if item is not None]
+    return {item: number if mine is not False else counts[item] - number for item, number, mine in named}
+
+
+def _mentions(tokens: list[str], counts: Triple) -> list[list[Any]]:
+    """Reads which items are named, how many, and for whom."""
     mentions: list[list[Any]] = []  # [item or None for the rest, count, speaker gets it (None: not said)]
     speaker: bool | None = None  # who the last pronoun points to
     number: int | None = None
@@ -143,7 +151,7 @@ def _read_split(tokens: list[str], counts: Triple, table: Triple | None) -> Trip
             number = None
         elif token not in COUNT_FILLERS:
             number = None
-    return _resolve(mentions, counts, table)
+    return mentions
 
 
 def _is_item(token: str) -> bool:
@@ -151,6 +159,7 @@ def _is_item(token: str) -> bool:
 
 
 def _resolve(mentions: list[list[Any]], counts: Triple, table: Triple | None) -> Triple | None:
+    """Returns the speaker's share as `understand` describes it, or None."""
     if not mentions:
         return None
     share: list[int | None] = [None, None, None]

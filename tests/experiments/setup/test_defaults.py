@@ -70,6 +70,9 @@ ONLY_IN_CODE = {
     "LookaheadConfig.search",  # a part of its own
     "BaseConfig.vary",  # a game's file sets it
     "PPOConfig.planner",  # loss=plan brings conf/planner/noted.yaml
+    "FilteredBCConfig.cicero",  # +cicero@algo.cicero=default brings conf/cicero/default.yaml
+    "PPOConfig.cicero",
+    "RLPiklConfig.cicero",
     "RLPiklConfig.planner",  # conf/planner/pikl.yaml
     "UpdateConfig.temperature",  # the trainer sets it to the rollout's
     "WorldModelLoss.after_questions",

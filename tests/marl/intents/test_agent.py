@@ -123,19 +123,20 @@ def test_candidates_of_least_value_are_refused(monkeypatch: pytest.MonkeyPatch) 
     ("talk", "end"),
     [
         ([(False, "hi")], [(True, "deal"), (False, "deal")]),
-        ([(True, "hi")], [(False, "deal"), (True, "deal"), (False, None)]),
-        ([(True, "hi"), (False, None)], []),  # the partner has proposed already
+        ([(True, "hi")], [(False, "deal")]),
+        ([(True, "hi"), (False, None)], [(False, "deal")]),  # the partner's proposal is no part of it
+        ([], [(True, "deal"), (False, "deal")]),
     ],
 )
 def test_the_injected_end_of_a_talk(talk: list[Any], end: list[Any]) -> None:
-    assert ended(talk) == [*talk, *end]
+    assert ended(talk) == [*(line for line in talk if line[1]), *end]
 
 
 def test_plans_and_annotations_read_the_same_stream() -> None:
     """The stream of a talk as the player makes it is the one that the game writes."""
     from envs.human_dond import HumanEnding, HumanView, replay
     from marl.intents.annotate import cut_after
-    from marl.intents.streams import up_to_claim
+    from marl.intents.streams import unasked, up_to_claim
 
     counts: Triple = (1, 1, 3)
     view = HumanView(
@@ -145,9 +146,10 @@ def test_plans_and_annotations_read_the_same_stream() -> None:
     for number, talk in ((0, [(True, "hi")]), (1, [(True, "hi"), (False, "the book ?")])):
         steps = replay(cut_after(view, number), COMPACT())
         opening, questions = steps[0][1], steps[0][2]  # type: ignore[misc]
-        made = talk_view(opening, ended(talk), questions, negotiator().tokens)
-        made.cue()
-        assert made.stream.tokens == up_to_claim(steps, negotiator().tokens)
+        for asked, read in ((questions, steps), ((), unasked(steps))):
+            made = talk_view(opening, ended(talk), asked, negotiator().tokens)
+            made.cue()
+            assert made.stream.tokens == up_to_claim(read, negotiator().tokens)
         assert parse_prompt(opening)[0] == counts
 
 

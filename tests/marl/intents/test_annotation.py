@@ -12,9 +12,10 @@ from envs.core import Style
 from envs.dond.rules import Triple, allocations
 from envs.dond.texts import prompt
 from envs.human_dond import HumanEnding, HumanView, replay
-from marl.intents.annotate import annotate, certain_split, cut_after, swapped
+from marl.intents.annotate import annotate, certain_split, cut_after, named_items, swapped
 from marl.intents.claims import ClaimReader
 from marl.intents.streams import ARMS, Intent, grounded, intent_text, opening_of, up_to_claim
+from marl.intents.training import cuts, in_action_model
 from marl.intents.truthful import promised, unfaithful
 from marl.learning.batch import collate
 from marl.metrics.negotiation import human_talk
@@ -80,14 +81,35 @@ def test_only_whole_splits_without_doubt_are_read(message: str, share: Triple | 
 def test_an_injected_end_replaces_all_that_came_later() -> None:
     policy = tiny_policy()
     talk = view("i want the balls", "no , a secret", "then two of them", "fine")
-    cut = cut_after(talk, 0)
-    assert cut.turns == (("YOU", "i want the balls"), ("THEM", "deal"), ("YOU", "deal"), ("THEM", None))
-    own = policy.tokens.decode(up_to_claim(replay(cut, ENV), policy.tokens))
-    theirs = policy.tokens.decode(up_to_claim(replay(swapped(cut), ENV), policy.tokens))
+    cut, other = cut_after(talk, 0), cut_after(swapped(talk), 0)
+    assert cut.turns == (("YOU", "i want the balls"), ("THEM", "deal"), ("YOU", None))
+    assert other.turns == (("THEM", "i want the balls"), ("YOU", "deal"), ("THEM", "deal"), ("YOU", None))
+    own, theirs = (policy.tokens.decode(up_to_claim(replay(side, ENV), policy.tokens)) for side in (cut, other))
     assert "secret" not in own + theirs and "two of them" not in own + theirs
-    assert own.endswith("<|you|>") and "them: [propose]" in own  # the partner has proposed, and YOU answer
+    for stream in (own, theirs):  # the partner says deal, and nobody has proposed
+        assert (
+            stream.endswith("<|you|>") and "[propose]" not in stream and stream.rindex("them: deal") > len(stream) / 2
+        )
     assert "books 1 0 hats 1 1 balls 3 3" in own and "books 1 1 hats 1 3 balls 3 2" in theirs  # each its own values
     assert cut_after(talk, 1).turns[1:] == (("THEM", "no , a secret"), ("YOU", "deal"), ("THEM", "deal"), ("YOU", None))
+    assert cut_after(talk, -1).turns == (("YOU", "deal"), ("THEM", "deal"), ("YOU", None))
+
+
+def test_the_action_model_learns_from_cuts_that_the_claim_does_not_contradict() -> None:
+    talk = view("hi", "i get everything", "i want the balls , you get the rest", "deal")  # claims the balls
+    assert cuts(talk) == [-1, 0, 2, 3]  # after the second, YOU would have accepted nothing
+    steps = replay(talk, ENV)
+    for seed in range(6):
+        ways = in_action_model(seed)
+        cut = ways["cut"](talk)
+        shown = ways["add"](cut, (0, 1, 2), replay(cut, ENV))
+        seat = human_seat(shown, tiny_policy().tokens, 0)
+        learned = collate([seat], {}).imitate.sum()
+        if cut is talk:
+            assert shown == steps
+        else:  # the words are read, and the claim alone is learned
+            assert not seat[0].beliefs and [step[0] for step in shown if step[0] != "observe"][-1] == "reply"
+            assert learned == len(seat[0].turns[0].reply_ids) and "(0 books, 0 hats, 3 balls)" in seat[0].turns[0].text
 
 
 def test_annotation_does_not_depend_on_what_comes_later() -> None:
@@ -111,6 +133,12 @@ def test_claims_are_read_alike_one_by_one_and_many_at_a_time() -> None:
     whole = Reader(policy, 512, 1.0).probabilities(streams[0], reader.texts(COUNTS))
     assert whole.argmax() in np.argsort(-together[0])[:8]
     assert len(reader.engine._free) == reader.engine.slots  # all slots are given back
+
+
+def test_items_that_a_message_names() -> None:
+    assert named_items("i need the balls", COUNTS) == {2: 3}
+    assert named_items("you can have the book , i need 2 balls", COUNTS) == {0: 0, 2: 2}
+    assert named_items("hi", COUNTS) == {} and named_items("if i get the book you get the rest", COUNTS) == {}
 
 
 # --- What the arms read ---
