@@ -381,7 +381,7 @@ def test_published_figures_stand_beside_ours(runs: Path, played: Path, tmp_path:
 
 
 def test_shipped_studies_can_be_played_by_these_runs(runs: Path) -> None:
-    names = ("among_us_generalisation", "among_us_speech", "among_us_iterated", "among_us_crossplay")
+    names = ("among_us_generalisation", "among_us_speech", "among_us_iterated", "among_us_crossplay", "among_us_talk")
     shipped = {name: configure("conditions", f"study={name}") for name in names}
     found = conditions.entrants(runs, "tiny-*", [])
     entrant = found[-1]
