@@ -60,6 +60,7 @@ PROFILED = {
     "among_us": ("game/win_rate/crewmates", "vote/imposter", "belief/last_accuracy"),
 }
 RATED = ("rating", "score/1v6", "score/population")  # of a population of players
+TALK = ("talk/said", "talk/heard", "talk/vote_credit/silence")  # of comparison=among_us_talk: said, heard, acted on
 DRAWN = {"dond": ("game/score", "belief/gain_over_prior"), "among_us": ("game/win_rate/crewmates",)}
 RATIOS = ("game/win_rate/crewmates",)  # metrics whose ratios between arms are also shown
 CURVES = (
@@ -241,7 +242,7 @@ def redraw(folder: Path, out: Path) -> None:
 
 
 def drawn_by_a_study(folder: Path) -> Callable[[Path], None] | None:
-    """Returns how a table of ratings or of intents is drawn; None for any other folder."""
+    """Returns how a table of ratings, of intents or of talk is drawn; None for any other folder."""
     if not (folder / "table.csv").exists():
         return None
     rows = read_table(folder / "table.csv")
@@ -250,7 +251,8 @@ def drawn_by_a_study(folder: Path) -> Callable[[Path], None] | None:
         from experiments.studies import intents  # heavy, and needed here alone
 
         return partial(intents.draw, rows)
-    return partial(ablation_figure, rows, RATED) if there.issuperset(RATED) else None
+    metrics = next((each for each in (RATED, TALK) if there.issuperset(each)), None)
+    return partial(ablation_figure, rows, metrics) if metrics else None
 
 
 def draw(folder: Path, suffix: str, out: Path) -> None:

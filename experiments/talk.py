@@ -3,8 +3,8 @@
 Each run plays games as it was trained to, and so does its base. Of both: how much messages gave away, how much of it
 listeners took, and what it was worth to their claims (Deal or No Deal); what each message did beside silence and what
 its author would have said otherwise; whether claims are true and believed; whether sentences are passwords (Among Us).
-Writes `out`/talk.html with a figure, `talk.svg` and `table.csv`. Left out: players behind an endpoint, which give no
-likelihoods.
+Writes `out`/talk.html with a figure and a game of each player, `talk.svg`, `table.csv` and `games.jsonl`, transcripts
+with the effect of each message. Left out: players behind an endpoint, which give no likelihoods.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from marl.common.files import write_text
 from marl.metrics.among_us import of_among_us
 from marl.metrics.claims import claim_metrics
 from marl.metrics.codes import password_metrics
-from marl.metrics.influence import effects, influence_metrics
+from marl.metrics.influence import compared, influence_metrics, of_messages
 from marl.metrics.lies import lie_metrics
 from marl.metrics.listener import listener_metrics
 from marl.metrics.meant import meant_metrics
@@ -41,6 +41,8 @@ from marl.metrics.stats import Metrics
 from marl.metrics.tables import TableRow, format_table, write_table
 from marl.report.figures import save_figure
 from marl.report.talk import talk_figure, talk_page, talk_sentences
+from marl.report.transcripts import episode_to_json, write_transcripts
+from marl.report.views import Transcript, render_text
 from marl.rollout.games import env_maker, exchangeable
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import EVALUATION, draw_games
@@ -67,6 +69,7 @@ def main(cfg: DictConfig) -> None:
 
     # Play.
     found: dict[str, Metrics] = {}
+    transcripts: dict[str, list[Transcript]] = {}
     for name in names:
         kept = run_of(name) / REFERENCE
         base = str(kept) if kept.is_dir() else "base"  # a run on an untouched model keeps none
@@ -74,14 +77,16 @@ def main(cfg: DictConfig) -> None:
             label = called if len(names) == 1 else f"{called} {Path(name).name}"
             episodes, agents, measured = play(spec, player, base, cfg, device, label)
             say(f"{label}: {len(episodes)} games")
-            found[label] = measure(episodes, spec.env, agents, measured, cfg.draws)
+            found[label], transcripts[label] = measure(episodes, spec.env, agents, measured, cfg.draws)
 
     # Report.
     game = spec.env["game"]
     rows = [TableRow(arm, name, i.mean, i.low, i.high, 1, i.n) for arm, own in found.items() for name, i in own.items()]
     write_table(out / "table.csv", rows)
     save_figure(talk_figure(found, game), out / "talk.svg")
-    write_text(out / "talk.html", talk_page(found, game))
+    write_transcripts(out / "games.jsonl", [{**t, "arm": arm} for arm, own in transcripts.items() for t in own])
+    games = {arm: render_text(max(own, key=strongest)) for arm, own in transcripts.items()}
+    write_text(out / "talk.html", talk_page(found, game, games))
     for sentence in talk_sentences(found):
         say(sentence)
     say(format_table(found, list(dict.fromkeys(name for own in found.values() for name in own))))
@@ -119,20 +124,29 @@ def measure(
     agents: Mapping[str, Agent],
     measured: set[str],
     draws: int,
-) -> Metrics:
-    """All measures of these players' messages that the game has."""
+) -> tuple[Metrics, list[Transcript]]:
+    """All measures of these players' messages that the game has, and the games with the effect of each message."""
     rng = np.random.default_rng(0)
     among_us, make_env = of_among_us(episodes[0].facts), env_maker(env)
     whole = env.get("format") != "structured"  # claims in parts are not weighed
     found: Metrics = {} if among_us else listener_metrics(episodes, make_env, agents, rng, claims=whole)
-    found |= influence_metrics(effects(episodes, make_env, agents, measured, draws), rng)
+    heard, of_each = compared(episodes, make_env, agents, measured, draws)
+    found |= influence_metrics(of_each, rng)
     found |= claim_metrics(episodes, rng, measured)
     policies = {name: agent.policy for name, agent in agents.items() if isinstance(agent, ModelAgent)}
     found |= lie_metrics(policies, episodes, rng, measured)
     if among_us:
         found |= meant_metrics(episodes, agents, exchangeable(env), rng, measured)
         found |= password_metrics(episodes, rng, measured)
-    return found
+    transcripts, effects = [episode_to_json(episode) for episode in heard], of_messages(of_each)
+    for (game, turn), effect in effects.items():
+        transcripts[game]["turns"][turn]["effect"] = {name: round(value, 4) for name, value in effect.items()}
+    return found, transcripts
+
+
+def strongest(transcript: Transcript) -> float:
+    """How far the message of a game that moved beliefs most moved them, beside silence."""
+    return max((turn.get("effect", {}).get("influence/silence", 0.0) for turn in transcript["turns"]), default=0.0)
 
 
 def check(cfg: DictConfig, names: Sequence[str]) -> None:

@@ -86,6 +86,7 @@ class Turn:
     planned: Planned | None = None
     rewards: dict[str, float] = field(default_factory=dict)  # by term, unweighted
     instead: tuple[tuple[Belief, ...], ...] = ()  # beliefs after each message that was drawn instead
+    otherwise: tuple[str, ...] = ()  # those messages, as replies
 
     @property
     def outgrown(self) -> bool:

@@ -23,6 +23,7 @@ from envs.among_us.state import (
     Action,
     Activity,
     Body,
+    Dice,
     Ending,
     Game,
     Phase,
@@ -51,7 +52,7 @@ def new_game(rules: Rules, seed: int, options: Mapping[str, Any] | None = None) 
     imposters = start.get("imposters") or Random(f"{seed} roles").sample(range(rules.players), rules.imposters)
     players = []
     for seat, name in enumerate(names):
-        own = Random(f"{seed} seat {seat}")
+        own = Dice(f"{seed} seat {seat}")
         tasks = [(own.randrange(width), own.randrange(height)) for _ in range(tasks_each)]  # imposters draw too
         if "tasks" in start:
             tasks = list(start["tasks"][seat])
@@ -59,7 +60,7 @@ def new_game(rules: Rules, seed: int, options: Mapping[str, Any] | None = None) 
         imposter = seat in imposters
         role = Role.IMPOSTER if imposter else Role.CREWMATE
         players.append(Player(name, role, room, [] if imposter else tasks, rules.cooldown if imposter else 0, own))
-    game = Game(rules, width, height, players, tuple(imposters), Random(f"{seed} talk"))
+    game = Game(rules, width, height, players, tuple(imposters), Dice(f"{seed} talk"))
     if any(not 0 <= x < width or not 0 <= y < height for p in players for x, y in p.tasks):
         raise ValueError(f"The reset option 'tasks' names rooms outside the grid of {width} x {height}.")
     everyone = tuple(p.name for p in game.by_name)

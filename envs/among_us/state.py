@@ -151,6 +151,15 @@ GO = {direction: Action(Act.GO, direction) for direction in DIRECTIONS}
 REPORT, KILL, VOTE = ({name: Action(act, name) for name in NAMES} for act in (Act.REPORT, Act.KILL, Act.VOTE))
 
 
+class Dice(Random):
+    """Random numbers of a seat or a game. Python copies their state number by number, a hundred times as slowly."""
+
+    def __deepcopy__(self, memo: object) -> Dice:
+        copied = Dice()
+        copied.setstate(self.getstate())
+        return copied
+
+
 @dataclass
 class Player:
     name: str

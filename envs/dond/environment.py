@@ -98,7 +98,7 @@ class DealOrNoDeal(TextGame):
         self.state_space = spaces.Box(-1.0, float(MAX_POINTS), (18,), np.float32)
         if split == "outside" and contexts is None:
             raise ValueError("split must be all, train or test where contexts is None, got 'outside': of which file?")
-        self._pool = pool(contexts, split)
+        self._pool = Pool(pool(contexts, split))
         if not self._pool:
             raise ValueError(f"split={split!r} leaves no context of {contexts}. Take all, or another file.")
 
@@ -291,6 +291,13 @@ class DealOrNoDeal(TextGame):
             "first": self._first,
         }
         return both
+
+
+class Pool(tuple[Context, ...]):
+    """Contexts to draw from. Copies of a game share them: there are thousands."""
+
+    def __deepcopy__(self, memo: object) -> Pool:
+        return self
 
 
 def pool(path: str | Path | None, split: str) -> tuple[Context, ...]:

@@ -10,7 +10,8 @@ table. Intervals are those of experiments.report: over training seeds, of a sing
 Written: `NAME_per_seed.csv.gz`, each run's own figures; made of it, `NAME.csv` (means over seeds),
 `NAME_differences.csv.gz` (each condition minus the `reference`, and arms minus arms under each condition, paired by
 seed), `NAME.svg`, and where it has a `headline` condition, `table.csv`, which has that alone; with `publish` the
-runs' cards as well. `comparison=NAME data=FOLDER/NAME_per_seed.csv.gz` makes them again, without the runs.
+runs' cards as well. With `talk` messages are measured as experiments.talk does. `comparison=NAME
+data=FOLDER/NAME_per_seed.csv.gz` makes all of it again, without the runs.
 """
 
 from __future__ import annotations
@@ -42,10 +43,11 @@ from experiments.setup.select import selected, write_cards
 from experiments.setup.stages import Stage, base_folder, end_of, stages_of
 from experiments.studies.cells import Workspace, begin, check_play, compute, with_room
 from experiments.studies.conditions_tables import published_points, read_played, tabulate, write_played
+from experiments.talk import measure
 from marl.agents.chat import CHAT
-from marl.agents.dubbed import SILENCE, Dubbed
+from marl.agents.dubbed import SILENCE, Alias, Dubbed
 from marl.agents.model import ModelAgent, PlayConfig, model_agent
-from marl.common.errors import UserError, check_temperature, check_writable
+from marl.common.errors import UserError, check_count, check_temperature, check_writable
 from marl.common.files import digest, reading
 from marl.decoding.memory import Slots
 from marl.metrics.evaluation import metrics
@@ -152,6 +154,7 @@ class Cell:
 def main(cfg: DictConfig) -> None:
     """Plays what is not played yet, then tabulates."""
     check_play(cfg)
+    check_count(cfg.talk, "talk", 0)
     unknown = [name for name in cfg.metrics if name not in WORDING]
     if unknown or not cfg.metrics:
         raise UserError(f"metrics={list(cfg.metrics)}: {unknown[0] if unknown else 'nothing'} is no metric")
@@ -339,6 +342,8 @@ def cell_of(entrant: Entrant, name: str, condition: Condition, cfg: DictConfig, 
     }
     if condition.planner:
         settings["planner"] = dataclasses.asdict(condition.planner)
+    if cfg.talk:
+        settings["talk"] = cfg.talk
     return Cell(entrant, name, seating, voices, condition.planner, settings)
 
 
@@ -421,7 +426,11 @@ def play(cell: Cell, cfg: DictConfig, load: Callable[[Stage], Policy], workspace
         seating[role] = dataclasses.replace(seating[role], player=called)
     drawn = draw_games(cfg.seed, EVALUATION, count=cfg.games)
     episodes = rollout(drawn, by_role(seating, agents), make_env, limits.concurrency, workspace.bar.advance)
-    return metrics(episodes, game, float(env.get("objective", 0.0)), {TRAINED})
+    found = metrics(episodes, game, float(env.get("objective", 0.0)), {TRAINED})
+    if cfg.talk:
+        by_name = {agent.name: agent.agent if isinstance(agent, Alias) else agent for agent in agents.values()}
+        found |= measure(episodes, env, by_name, {TRAINED}, cfg.talk)[0]
+    return found
 
 
 def results(table: Sequence[Cell], folder: Path, wanted: Sequence[str]) -> dict[str, list[ArmRun]]:

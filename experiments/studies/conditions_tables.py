@@ -35,14 +35,15 @@ PER_SEED = {"arm": str, "seed": int, "condition": str, "metric": str}  # keys of
 def tabulate(
     cfg: DictConfig, played: Mapping[str, Sequence[ArmRun]], out: Path, published: Mapping[Point, float]
 ) -> None:
-    """Writes NAME.csv, NAME_differences.csv.gz and NAME.svg, and prints the figures."""
+    """Writes NAME.csv, NAME_differences.csv.gz and, of several conditions, NAME.svg; prints the figures."""
     wanted = list(cfg.metrics)
     rows = {condition: ablation_table(runs) for condition, runs in played.items()}
     write_rows(out / f"{cfg.name}.csv", rows)
     if cfg.headline:
         write_table(out / "table.csv", rows[cfg.headline])
     write_rows(out / f"{cfg.name}_differences.csv.gz", differences(played, wanted, cfg.reference))
-    draw(rows, played, wanted[0], out / f"{cfg.name}.svg", published)
+    if len(played) > 1:
+        draw(rows, played, wanted[0], out / f"{cfg.name}.svg", published)
     for metric in reversed(wanted):  # the first one last, where the eye is
         columns: dict[str, Metrics] = {}
         for condition, of_condition in rows.items():

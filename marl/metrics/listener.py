@@ -23,7 +23,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import takewhile
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -179,27 +180,59 @@ class ClaimReader:
 
     def probabilities(self, streams: Sequence[Sequence[int]], claims: Sequence[rules.Triple]) -> Floats:
         """(K, A), rows of sum 1: of each claim in each of the K streams, given that one of the claims is made."""
-        replies_ = [self.tokens.encode(f"{replies.proposal_text(claim)} {END}") for claim in claims]
-        found = []
+        texts = [self.tokens.encode(f"{replies.proposal_text(claim)} {END}") for claim in claims]
+        scores = np.zeros((len(streams), len(claims)))
         for first in range(0, len(streams), self.STREAMS):
-            group = streams[first : first + self.STREAMS]
+            group = range(first, min(first + self.STREAMS, len(streams)))
             slots = [self.engine.allocate() for _ in group]
-            self.engine.read(slots, [stream[:-1] for stream in group])
-            forks = [self.engine.fork(slot, len(claims)) for slot in slots]
-            chunks = [[stream[-1], *reply[:-1]] for stream in group for reply in replies_]
-            states = self.engine.read([fork for own in forks for fork in own], chunks)
-            ids = torch.tensor([token for _ in group for reply in replies_ for token in reply], device=states.device)
-            sizes = [len(reply) for _ in group for reply in replies_]
-            found += [
-                float(each.sum())
-                for each in speech_scores(self.engine.policy, states, ids, self.temperature).split(sizes)
-            ]
-            for slot in (*slots, *(fork for own in forks for fork in own)):
+            self.engine.read(slots, [streams[row][:-1] for row in group])
+            everyone = list(range(len(claims)))
+            ways = [_Way(row, slot, streams[row][-1], everyone, 0) for row, slot in zip(group, slots, strict=True)]
+            while ways:
+                ways = self._read_on(ways, texts, scores)
+        weights: Floats = np.exp(scores - scores.max(1, keepdims=True))
+        return weights / weights.sum(1, keepdims=True)
+
+    def _read_on(self, ways: Sequence[_Way], texts: Sequence[list[int]], scores: Floats) -> list[_Way]:
+        """Reads claims up to where they part again, each beginning once, and adds to their scores. Returns the rest."""
+        taken: list[tuple[_Way, int, list[int], int]] = []  # each with a slot of its own, the claims, and how far
+        for way in ways:
+            parts = list(_parts(texts, way))
+            slots = [*self.engine.fork(way.slot, len(parts) - 1), way.slot]
+            taken += [(way, slot, own, end) for slot, (own, end) in zip(slots, parts, strict=True)]
+        new = [texts[own[0]][way.read : end] for way, _, own, end in taken]
+        chunks = [[way.last, *ids[:-1]] for (way, *_), ids in zip(taken, new, strict=True)]
+        states = self.engine.read([slot for _, slot, _, _ in taken], chunks)
+        ids = torch.tensor([token for part in new for token in part], device=states.device)
+        each = speech_scores(self.engine.policy, states, ids, self.temperature).split([len(part) for part in new])
+        left = []
+        for (way, slot, own, end), part, score in zip(taken, new, each, strict=True):
+            scores[way.row, own] += float(score.sum())
+            if end < len(texts[own[0]]):
+                left.append(_Way(way.row, slot, part[-1], own, end))
+            else:
                 self.engine.free(slot)
-        scores = np.array(found).reshape(len(streams), len(claims))
-        scores = np.exp(scores - scores.max(1, keepdims=True))
-        weights: Floats = scores / scores.sum(1, keepdims=True)
-        return weights
+        return left
+
+
+class _Way(NamedTuple):
+    """Claims that begin alike, in the stream of one row: `slot` holds both but for their last token."""
+
+    row: int
+    slot: int
+    last: int
+    claims: list[int]
+    read: int  # how many tokens of the claims
+
+
+def _parts(texts: Sequence[list[int]], way: _Way) -> Iterator[tuple[list[int], int]]:
+    """Parts claims by their next token. Each part with the number of tokens that all its claims have alike."""
+    by_token: dict[int, list[int]] = {}
+    for claim in way.claims:
+        by_token.setdefault(texts[claim][way.read], []).append(claim)
+    for own in by_token.values():
+        alike = zip(*(texts[claim] for claim in own), strict=False)
+        yield own, sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, alike))
 
 
 def claim_worth(episode: Episode, hearing: Hearing, speaker: ClaimReader) -> dict[str, float] | None:

@@ -3,10 +3,11 @@
 Who knows the killer K has read K's name. A copy of its stream in which K and another living player c have changed names
 is the stream of a witness who knows that c did it. With the speaker's own model and a uniform prior over the n others,
 
-    P(c | message) ~ P(message | stream with K and c exchanged),    meant = log n + log P(K | message)
+    P(c | message) ~ P(message | stream with K and c exchanged),    said = log n + log P(K | message)
 
-in means over messages: what a message gives away of whom its author knows to be the killer. Left out: what crewmates
-know together, and listeners' own evidence. Exchanged names may stand out of order in lists.
+in means over messages: what a message gives away of whom its author knows to be the killer. What a listener hears of
+that is the change of its log belief in K, in the mean over crewmates; it has evidence of its own as well. Left out:
+what crewmates know together. Exchanged names may stand out of order in lists.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from marl.agents.base import Agent
 from marl.agents.model import ModelAgent
 from marl.learning.renaming import renaming
 from marl.metrics.among_us import Meeting, story_of
+from marl.metrics.beliefs import belief_moves
 from marl.metrics.listener import Floats, log_likelihoods
-from marl.metrics.stats import Metrics, bootstrap_mean
+from marl.metrics.stats import Metrics, bootstrap_mean, bootstrap_ratio
 from marl.types import Episode, Turn
 
 
@@ -32,12 +34,12 @@ def meant_metrics(
     rng: np.random.Generator,
     players: Collection[str],
 ) -> Metrics:
-    """`talk/meant` (nats), `talk/meant_prior` (log n) and `talk/meant_right`, of these players' messages.
+    """`talk/said`, `talk/heard` (nats), their ratio `talk/share_heard`, `talk/prior` (log n) and `talk/meant_right`.
 
-    `agents`: who played, by the names in `Episode.players`. `words`: the game's names in its style. Empty if no witness
-    spoke, or if a name is no single token of a speaker's model.
+    Of these players' messages. `agents`: who played, by the names in `Episode.players`. `words`: the game's names in
+    its style. Empty if no witness spoke, or if a name is no single token of a speaker's model.
     """
-    found: list[tuple[int, Floats]] = []  # game, and P(c | message) with the killer first
+    found: list[tuple[int, Floats, float]] = []  # game, P(c | message) with the killer first, and nats that were heard
     for name in players:
         agent = agents.get(name)
         if not isinstance(agent, ModelAgent) or (exchange := renaming(agent.tokens, words)) is None:
@@ -58,19 +60,29 @@ def meant_metrics(
                 row = [*table[ids[: turn.start]].tolist(), *turn.reply_ids]
                 rows.append((row, [(turn.start, len(row))]))
         scores = iter(log_likelihoods(agent.policy, agent.temperature, rows))
-        for game, _, _, _, others in said:
+        for game, episode, turn, killer, others in said:
             logs = np.array([float(next(scores)[0]) for _ in range(1 + len(others))])
             weights = np.exp(logs - logs.max())
-            found.append((game, weights / weights.sum()))
+            moves = [np.log(after / before) for before, after, _ in belief_moves(episode, turn, killer)]
+            found.append((game, weights / weights.sum(), float(np.mean(moves)) if moves else np.nan))
     if not found:
         return {}
-    games = [game for game, _ in found]
+    games = np.array([game for game, _, _ in found])
+    said_, heard = (np.array(each) for each in zip(*[(np.log(len(p) * p[0]), h) for _, p, h in found], strict=True))
+    there = ~np.isnan(heard)  # somebody was asked before and after
     values = {
-        "talk/meant": [np.log(len(p)) + np.log(p[0]) for _, p in found],
-        "talk/meant_prior": [np.log(len(p)) for _, p in found],
-        "talk/meant_right": [float(p[0] > p[1:].max()) for _, p in found],
+        "talk/said": said_,
+        "talk/prior": [np.log(len(p)) for _, p, _ in found],
+        "talk/meant_right": [float(p[0] > p[1:].max()) for _, p, _ in found],
     }
-    return {name: bootstrap_mean(each, games, rng=rng) for name, each in values.items()}
+    metrics = {name: bootstrap_mean(each, games, rng=rng) for name, each in values.items()}
+    if there.any():
+        metrics["talk/heard"] = bootstrap_mean(heard[there], games[there], rng=rng)
+        index = np.unique(games[there], return_inverse=True)[1]
+        both = [np.bincount(index, weights=each[there]) for each in (heard, said_)]
+        if both[1].sum() > 0:
+            metrics["talk/share_heard"] = bootstrap_ratio(*both, rng=rng)
+    return metrics
 
 
 def _knowing(episode: Episode) -> Iterator[tuple[Turn, str, tuple[str, ...]]]:

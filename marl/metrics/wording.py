@@ -56,6 +56,10 @@ COUNTED = (  # metrics that are never below 0
     "game/decisions", "game/points", "game/joint",
 )  # fmt: skip
 
+SIGNED = (  # those of talk that may be: a listener may know less than nothing, a message may mislead
+    "talk/said", "talk/heard", "talk/share_heard", "talk/credit/", "talk/vote_credit/", "talk/claim/",
+)  # fmt: skip
+
 
 def wording(metric: str) -> Wording:
     """The label of a metric. Metrics of a user's own term or game are called by the name that it has there."""
@@ -91,6 +95,8 @@ def headline(game: str, metrics: Iterable[str]) -> list[str]:
 
 def bounds(metric: str) -> tuple[float, float]:
     """The least and the greatest possible mean of a metric; infinite where there is no limit."""
+    if metric.startswith(SIGNED):
+        return -math.inf, math.inf
     if wording(metric).percent:
         return 0.0, 1.0
     if metric.endswith("brier"):

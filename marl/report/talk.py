@@ -20,7 +20,6 @@ CLAIMS = {
 }  # fmt: skip
 INFLUENCE = {f"talk/influence/{kind}": kind.replace("_", " ") for kind in KINDS}
 TRUTH = {
-    "talk/meant": "meant by witnesses (nats)",
     "talk/true_claims": "claims that are true", "talk/true_chance": "by chance",
     "talk/lie_auroc": "lies seen in the state", "talk/password": "roles told by form",
 }  # fmt: skip
@@ -35,7 +34,13 @@ def talk_sentences(found: Mapping[str, Metrics]) -> list[str]:
     paragraphs = []
     for player, own in found.items():
         parts = []
-        if "talk/said" in own:
+        if "talk/meant_right" in own:
+            heard = f", and listeners took {mean('talk/heard')}" if "talk/heard" in own else ""
+            parts.append(
+                f"Of {mean('talk/prior')} nats about whom it saw kill, a witness's message gave away "
+                f"{mean('talk/said')}{heard}."
+            )
+        elif "talk/said" in own:
             parts.append(
                 f"Of {mean('talk/prior')} nats to be said, messages gave away {mean('talk/said')}, and listeners took "
                 f"{mean('talk/heard')}."
@@ -43,14 +48,14 @@ def talk_sentences(found: Mapping[str, Metrics]) -> list[str]:
         if "talk/claim/exact" in own:
             made, best = mean("talk/claim/made", 1), mean("talk/claim/exact", 1)
             parts.append(f"Claims were worth {made} points, of {best} at best.")
-        if "talk/meant" in own:
-            most = mean("talk/meant_prior")
-            parts.append(f"A witness's message gave away {mean('talk/meant')} of {most} nats of whom it saw kill.")
         if "talk/influence/silence" in own:
             parts.append(
                 f"A message moved beliefs by {mean('talk/influence/silence', 3)} beside silence, and by "
                 f"{mean('talk/influence/resampled', 3)} beside what its author might have said."
             )
+        if "talk/vote_credit/silence" in own:
+            percent = 100 * own["talk/vote_credit/silence"].mean
+            parts.append(f"It won {percent:+.1f} points of a listener's vote for the imposter, beside silence.")
         if "talk/true_claims" in own:
             parts.append(f"{own['talk/true_claims'].mean:.0%} of the claims that can be checked were true.")
         paragraphs.append(" ".join([f"{player}:", *parts]))
@@ -58,14 +63,18 @@ def talk_sentences(found: Mapping[str, Metrics]) -> list[str]:
 
 
 def talk_figure(found: Mapping[str, Metrics], game: str) -> Figure:
-    """Two panels of bars, one bar a measure and player: nats and points, or influence and truth."""
+    """Panels of bars, one bar a measure and player: nats and points, or nats, influence and truth."""
     panels = (
         [(NATS, "nats about the speaker's values", 0.0), (CLAIMS, "points of the listener's score", None)]
         if game == "dond"
-        else [(INFLUENCE, "change of belief, in place of the message", 0.0), (TRUTH, "share", 0.0)]
+        else [
+            (NATS, "nats about the killer, of witnesses", 0.0),
+            (INFLUENCE, "change of belief, in place of the message", 0.0),
+            (TRUTH, "share", 0.0),
+        ]
     )
-    figure = Figure(figsize=(8.4, 1.2 + 0.62 * len(found) + 1.0), layout="constrained")
-    for axes, (measures, unit, least) in zip(figure.subplots(1, 2), panels, strict=True):
+    figure = Figure(figsize=(4.2 * len(panels), 1.2 + 0.62 * len(found) + 1.0), layout="constrained")
+    for axes, (measures, unit, least) in zip(figure.subplots(1, len(panels)), panels, strict=True):
         _bars(axes, found, measures, unit, least)
     return figure
 
@@ -96,14 +105,14 @@ def _bars(
         axes.legend(fontsize=8, frameon=False, loc="best")
 
 
-def talk_page(found: Mapping[str, Metrics], game: str) -> str:
-    """A page with the sentences, the figure, and all measures. All text is escaped."""
+def talk_page(found: Mapping[str, Metrics], game: str, games: Mapping[str, str] | None = None) -> str:
+    """A page with the sentences, the figure, all measures, and a game of each player as text. All text is escaped."""
     figure = talk_figure(found, game)
     names = list(dict.fromkeys(metric for own in found.values() for metric in own))
     rows = [
         (wording(name).label, wording(name).note, name, [own.get(name) for own in found.values()]) for name in names
     ]
     return templates().get_template("talk.html").render(
-        players=list(found), sentences=talk_sentences(found), rows=rows,
+        players=list(found), sentences=talk_sentences(found), rows=rows, games=games or {},
         figure=to_svg(figure, "talk", "What was said, heard and done"),
     )  # fmt: skip

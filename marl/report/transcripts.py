@@ -32,6 +32,8 @@ FORM = {
             "rewards": {...: NUMBER},
             "planned?": {"actions": [str]},
             "thoughts?": str,
+            "otherwise?": [str],
+            "effect?": {...: NUMBER},
         }
     ],
     "questions": [{"text": str, "answer": str, "candidates": [str], "also?": [str]}],
@@ -42,7 +44,8 @@ FORM = {
 def episode_to_json(episode: Episode) -> Transcript:
     """Converts an episode to JSON's types, as FORM has them.
 
-    Some turns have `cut` (unfinished), `thoughts` (of an endpoint's model), or `planned`: all `actions` with `anchor`,
+    Some turns have `cut` (unfinished), `thoughts` (of an endpoint's model), `otherwise` (what its author might have
+    said) with `effect` (see `influence.of_messages`, of experiments.talk), or `planned`: all `actions` with `anchor`,
     `values` and `plan`, the `chosen` one, and the share of raised anchor probabilities (`floored`). A belief's
     `question` is an index into `questions`; `also` are further true answers.
     """
@@ -94,6 +97,7 @@ def episode_from_json(transcript: Transcript) -> Episode:
             error=turn["error"],
             cut=turn.get("cut", False),
             thoughts=turn.get("thoughts", ""),
+            otherwise=tuple(turn.get("otherwise", ())),
             rewards=turn["rewards"],
         )
         for turn in transcript["turns"]
@@ -131,6 +135,7 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "error": turn.error,
         **({"cut": True} if turn.cut else {}),
         **({"thoughts": turn.thoughts} if turn.thoughts else {}),
+        **({"otherwise": list(turn.otherwise)} if turn.otherwise else {}),
         "rewards": {name: round(float(value), 4) for name, value in turn.rewards.items()},
         "tokens": len(turn.reply_ids),
         "logprob": round(float(sum(turn.logprobs)), 4),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envs.among_us.state import NAMES, Act
+from envs.core import END
 from envs.dond import replies as dond_replies
 from envs.dond import rules as dond_rules
 from marl.metrics.among_us import Meeting, Moves, Reply, of_among_us, story
@@ -55,7 +56,6 @@ def game_view(transcript: Transcript, condition: str = "") -> View:
                 "text": printable(said(turn)),
                 "moved": [{"listener": name, "shifts": own, "total": total_of(own)} for name, own in moved.items()],
                 "plan": plan_text(turn),
-                "considered": considered(turn),
             }
         )
     facts = transcript["facts"]
@@ -72,6 +72,7 @@ def _turn_view(turn: dict[str, Any]) -> View:
         "role": turn["role"],
         "error": printable(turn["error"]),
         "cut": CUT if turn.get("cut") else "",
+        "considered": [*considered(turn), *effect_lines(turn)],
         "rewards": {name: value for name, value in turn["rewards"].items() if value},
     }
 
@@ -135,6 +136,22 @@ def considered(turn: dict[str, Any]) -> list[str]:
     """The intent of a reply and the messages that were drawn for it, with what refused each; empty without intents."""
     thoughts = turn.get("thoughts", "")
     return [printable(line) for line in thoughts.splitlines()] if thoughts.startswith("intent: ") else []
+
+
+def effect_lines(turn: dict[str, Any]) -> list[str]:
+    """What a message did beside silence and beside its author's other words, and what those were; often empty."""
+    effect: dict[str, float] = turn.get("effect", {})
+    lines = []
+    for kind, words in (("silence", "beside silence"), ("resampled", "beside what its author might have said")):
+        if f"credit/{kind}" in effect:
+            vote = f", vote for it {effect[name]:+.2f}" if (name := f"vote_credit/{kind}") in effect else ""
+            moved = f"beliefs moved {effect[f'influence/{kind}']:.2f}"
+            lines.append(f"{words}: {moved}, belief in the truth {effect[f'credit/{kind}']:+.2f}{vote}")
+    others = Counter(text.partition(END)[0].strip() for text in turn.get("otherwise", ()))
+    if others:
+        each = "; ".join(f"{printable(text) or 'nothing'}{f' (x{n})' if n > 1 else ''}" for text, n in others.items())
+        lines.append(f"might have said: {each}")
+    return lines
 
 
 def printable(text: str) -> str:
@@ -392,6 +409,7 @@ def _among_us_lines(view: View) -> list[str]:
             if turn["bars"]:
                 each = ", ".join(f"{bar['name']} {bar['before']:.2f} -> {bar['after']:.2f}" for bar in turn["bars"])
                 lines.append(f"           {each}  ({turn['total']:+.2f})")
+            lines += [f"           {line}" for line in turn["considered"]]
         if part["votes"]:
             lines.append("  votes: " + ", ".join(f"{vote['voter']} for {vote['choice']}" for vote in part["votes"]))
             planned = [vote for vote in part["votes"] if vote["plan"]]

@@ -3,7 +3,8 @@
 Finished games are replayed from their replies. Before each message of a learner the game is copied; its author draws
 other replies, the copy of the game says what the others hear of each, and every listener is asked again. All streams
 are read once more for the draws and once for the hearing; at each message their cache slots are forked, so that only
-the new tokens are read again. Left out: what the answers are worth (`rewards/speaking.py`).
+the new tokens are read again. With `votes` the others then go on as they did, word for word, to the next vote, and
+what each would vote is read off its model. Left out: what the answers are worth (`rewards/speaking.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from envs.core import TurnKind
+from envs.core import Question, TurnKind
 from marl.agents.base import Agent, beliefs_of
 from marl.agents.model import ModelAgent
 from marl.decoding.engine import Engine
@@ -26,7 +27,8 @@ from marl.model.tokens import Asked, View
 from marl.rollout.seeds import RESAMPLED
 from marl.types import Belief, Episode, Kind, Stream, Turn, answered
 
-ROWS = 8  # streams that are read side by side
+ROWS, MOST_ROWS = 8, 64  # streams that are read side by side
+VOTE = "vote"  # the text of the question that stands for a choice among options of which some are true
 
 
 @dataclass
@@ -59,31 +61,44 @@ def resample(
     speakers: Collection[str],
     count: int,
     also: Callable[[int, int], Sequence[str]] = lambda game, turn: (),
+    wide: bool = False,
+    votes: bool = False,
 ) -> list[Episode]:
-    """Fills `Turn.instead` of every message of these players by `count` other messages.
+    """Fills `Turn.instead` and `otherwise` of every message of these players by `count` other messages.
 
     `agents`: everybody who played, by the names in `Episode.players`. Only language models draw and are asked.
-    `also`: replies, as text, that stand behind those drawn, for the indices of an episode and its turn.
+    `also`: replies, as text, that stand behind those drawn, for the indices of an episode and its turn. `wide`: reads
+    with as much memory as the agents' own caches take; a draw may change where two tokens are equally likely. `votes`:
+    after each reply of `also`, and last after the message itself, listeners also answer the question VOTE, if the game
+    goes on to a vote with the same turns.
     """
     models = {name: agent for name, agent in agents.items() if isinstance(agent, ModelAgent)}
     env = make_env()
     places = [p for n, episode in enumerate(episodes) for p in _places(n, episode, env, models, speakers)]
     for name, model in models.items():
         own = [p for p in places if episodes[p.game].players[_turn(episodes, p).agent] == name]
-        _draw(model, episodes, own, count)
+        _draw(model, episodes, own, count, wide)
         for place in own:
             place.replies += [model.tokens.encode(text) for text in also(place.game, place.turn)]
+            place.replies += [list(_turn(episodes, place).reply_ids)] if votes else []
+    drawn = count
     count = max((len(place.replies) for place in places), default=0)
     stops: dict[str, dict[tuple[int, str], list[Stop]]] = {name: {} for name in models}
     for place in places:
         place.heard = [[] for _ in place.replies]
-        for agent, stop in _hearing(episodes[place.game], place, models).items():
+        voting = range(drawn, len(place.replies)) if votes else range(0)
+        for agent, stop in _hearing(episodes[place.game], place, models, voting).items():
             stops[episodes[place.game].players[agent]].setdefault((place.game, agent), []).append(stop)
     for name, by_seat in stops.items():
-        _hear(models[name], episodes, by_seat, count)
-    instead = {(p.game, p.turn): tuple(map(tuple, p.heard)) for p in places}
+        _hear(models[name], episodes, by_seat, count, wide)
+    filled: dict[tuple[int, int], dict[str, Any]] = {}
+    for p in places:
+        tokens = models[episodes[p.game].players[_turn(episodes, p).agent]].tokens
+        texts = tuple(tokens.reply_text(ids) for ids in p.replies[:drawn])
+        filled[p.game, p.turn] = {"instead": tuple(map(tuple, p.heard)), "otherwise": texts}
+    empty = {"instead": (), "otherwise": ()}
     return [
-        replace(e, turns=tuple(replace(t, instead=instead.get((n, u), ())) for u, t in enumerate(e.turns)))
+        replace(e, turns=tuple(replace(t, **filled.get((n, u), empty)) for u, t in enumerate(e.turns)))
         for n, e in enumerate(episodes)
     ]
 
@@ -121,13 +136,13 @@ def _places(
 
 
 def _rows(
-    episodes: Sequence[Episode], by_seat: Mapping[tuple[int, str], list[Stop]], engine: Engine
+    episodes: Sequence[Episode], by_seat: Mapping[tuple[int, str], list[Stop]], engine: Engine, rows: int
 ) -> Iterator[tuple[list[int], list[Stop], torch.Tensor]]:
     """Reads streams, several side by side, from stop to stop. Yields the slots, the stops that they are at, and the
     hidden states (R, D) of the last tokens, of those that had something to read."""
     waiting = list(by_seat.items())
-    for first in range(0, len(waiting), ROWS):
-        group = waiting[first : first + ROWS]
+    for first in range(0, len(waiting), rows):
+        group = waiting[first : first + rows]
         slots = [engine.allocate() for _ in group]
         for number in range(max(len(stops) for _, stops in group)):
             here = [i for i, (_, stops) in enumerate(group) if number < len(stops)]
@@ -144,8 +159,13 @@ def _rows(
             engine.free(slot)
 
 
+def _side_by_side(agent: ModelAgent, count: int, wide: bool) -> int:
+    """How many streams are read side by side, each with `count` forks."""
+    return min(MOST_ROWS, max(ROWS, agent.engine.slots // (count + 1))) if wide else ROWS
+
+
 @torch.no_grad()
-def _draw(agent: ModelAgent, episodes: Sequence[Episode], places: Sequence[Place], count: int) -> None:
+def _draw(agent: ModelAgent, episodes: Sequence[Episode], places: Sequence[Place], count: int, wide: bool) -> None:
     """Draws the other replies of these places, as the agent draws its own."""
     by_seat: dict[tuple[int, str], list[Stop]] = {}
     for place in places:
@@ -153,8 +173,9 @@ def _draw(agent: ModelAgent, episodes: Sequence[Episode], places: Sequence[Place
         by_seat.setdefault((place.game, turn.agent), []).append(Stop(turn.start, place))
     if not count:
         return
-    engine = Engine(agent.policy, ROWS * (count + 1), agent.engine.context)
-    for slots, stops, hidden in _rows(episodes, by_seat, engine):
+    rows = _side_by_side(agent, count, wide)
+    engine = Engine(agent.policy, rows * (count + 1), agent.engine.context)
+    for slots, stops, hidden in _rows(episodes, by_seat, engine, rows):
         forks = [slot for own in slots for slot in engine.fork(own, count)]
         at = [stop for stop in stops for _ in range(count)]
         seeds = np.concatenate([_seeds(episodes, stop, count) for stop in stops])
@@ -188,40 +209,89 @@ def _seeds(episodes: Sequence[Episode], stop: Stop, count: int) -> np.ndarray:
     return np.random.SeedSequence([episode.seed, RESAMPLED, prefix]).generate_state(count, np.uint64)
 
 
-def _hearing(episode: Episode, place: Place, models: Mapping[str, ModelAgent]) -> dict[str, Stop]:
-    """Lets copies of the game hear each other message; returns, by agent that is asked, what it then reads."""
+def _hearing(
+    episode: Episode, place: Place, models: Mapping[str, ModelAgent], voting: Collection[int]
+) -> dict[str, Stop]:
+    """Lets copies of the game hear each other message; returns, by agent that is asked, what it then reads.
+
+    `voting`: indices of the messages after which the game goes on to the vote.
+    """
     turn = episode.turns[place.turn]
     stops = {agent: Stop(length, place) for agent, length in place.lengths.items()}
-    for ids in place.replies:
+    for number, ids in enumerate(place.replies):
         env = copy.deepcopy(place.env)
         author = models[episode.players[turn.agent]]
         actions = dict.fromkeys(env.agents, "") | {turn.agent: author.tokens.reply_text(ids)}
         observations, _, _, _, infos = env.step(actions)
+        views = {}
         for agent, stop in stops.items():
             recorded, tokens = episode.streams[agent], models[episode.players[agent]].tokens
-            view = View(tokens, Stream(recorded.tokens[: stop.length], recorded.kinds[: stop.length]))
+            views[agent] = View(tokens, Stream(recorded.tokens[: stop.length], recorded.kinds[: stop.length]))
             if agent == turn.agent:
-                view.reply(ids, Kind.SPEECH)
-            view.observe(observations[agent]["text"], infos[agent]["questions"], turn.step + 1)
-            if observations[agent]["turn"] != TurnKind.WAIT:
-                view.cue(observations[agent]["options"])
-            end = max((each.position + 1 for each in view.asked), default=stop.length)
+                views[agent].reply(ids, Kind.SPEECH)
+        legal = {agent: _look(view, observations, infos, agent, turn.step + 1) for agent, view in views.items()}
+        asked = {agent: list(view.asked) for agent, view in views.items()}
+        if number in voting:
+            for agent, vote in _vote(episode, env, views, observations, infos, legal, turn.step + 1).items():
+                asked[agent].append(vote)
+        for agent, stop in stops.items():
+            end = max((each.position + 1 for each in asked[agent]), default=stop.length)
             fits = end <= models[episode.players[agent]].engine.context
-            stop.chunks.append(view.stream.tokens[stop.length : end] if fits else [])
-            stop.asked.append(view.asked if fits else [])
+            stop.chunks.append(views[agent].stream.tokens[stop.length : end] if fits else [])
+            stop.asked.append(asked[agent] if fits else [])
     return {agent: stop for agent, stop in stops.items() if any(stop.asked)}
+
+
+def _look(view: View, observations: Any, infos: Any, agent: str, step: int) -> tuple[int, ...]:
+    """Reads what the game shows, up to the place of the reply. Returns the ids of its options."""
+    seen = observations[agent]
+    view.observe(seen["text"], infos[agent]["questions"], step)
+    return view.cue(seen["options"]) if seen["turn"] != TurnKind.WAIT else ()
+
+
+def _vote(
+    episode: Episode, env: Any, views: Mapping[str, View], observations: Any, infos: Any,
+    legal: Mapping[str, tuple[int, ...]], step: int,
+) -> dict[str, Asked]:  # fmt: skip
+    """Goes on with the recorded turns up to the next vote; what it asks, by agent. Empty if others are on turn."""
+    turns = {(turn.step, turn.agent): turn for turn in episode.turns}
+    while env.agents:
+        due = [agent for agent in env.agents if observations[agent]["turn"] != TurnKind.WAIT]
+        if {*due} != {agent for at, agent in turns if at == step}:
+            return {}
+        found = {}
+        for agent in due:
+            options, true = tuple(observations[agent]["options"]), tuple(infos[agent].get("truths", ()))
+            if agent in views and true:
+                question = Question(VOTE, options, true[0], true[1:])
+                found[agent] = Asked(len(views[agent].stream) - 1, step, question, legal[agent])
+        if found:
+            return found
+        for agent in due:
+            if agent in views and (turn := turns[step, agent]).reply_ids:
+                views[agent].reply(turn.reply_ids, Kind.CHOICE if turn.kind == TurnKind.CHOOSE else Kind.SPEECH)
+        replies = {agent: turns[step, agent].text for agent in due}
+        observations, _, _, _, infos = env.step({agent: replies.get(agent, "") for agent in env.agents})
+        step += 1
+        legal = {agent: _look(view, observations, infos, agent, step) for agent, view in views.items()}
+    return {}
 
 
 @torch.no_grad()
 def _hear(
-    agent: ModelAgent, episodes: Sequence[Episode], by_seat: Mapping[tuple[int, str], list[Stop]], count: int
+    agent: ModelAgent,
+    episodes: Sequence[Episode],
+    by_seat: Mapping[tuple[int, str], list[Stop]],
+    count: int,
+    wide: bool,
 ) -> None:
     """Reads what the listeners hear of each other message, and notes their answers."""
     if not by_seat:
         return
-    engine = Engine(agent.policy, ROWS * (count + 1), agent.engine.context)
+    rows = _side_by_side(agent, count, wide)
+    engine = Engine(agent.policy, rows * (count + 1), agent.engine.context)
     seat_of = {id(stop): seat for seat, stops in by_seat.items() for stop in stops}
-    for slots, stops, _ in _rows(episodes, by_seat, engine):
+    for slots, stops, _ in _rows(episodes, by_seat, engine, rows):
         which = [[j for j, asked in enumerate(stop.asked) if asked] for stop in stops]
         forks = [fork for slot, own in zip(slots, which, strict=True) for fork in engine.fork(slot, len(own))]
         heard = [(stop, j) for stop, own in zip(stops, which, strict=True) for j in own]

@@ -303,7 +303,10 @@ def test_a_crew_plays_with_the_next_seed(runs: Path, tmp_path: Path) -> None:
     named = {"alone": {"cast": {"crewmate": {"partners": 0}}},
              "crossed": {"cast": {"crewmate": {"partner": "next_seed", "partners": 2}}}}  # fmt: skip
     cfg = study(runs, "select=tiny-full-*", "name=crossed", f"cells={tmp_path}", "reference=alone", named=named)
+    cfg = OmegaConf.merge(cfg, {"talk": 1, "metrics": ["talk/influence", "game/meetings"]})
     conditions.main(cfg)
+    there = {row["metric"] for row in csv_rows(tmp_path / "crossed.csv")}
+    assert there == {"talk/influence", "game/meetings"}  # talk is measured as well
     partners = {
         cell["about"]["cast"]["crewmate"]["partner"]
         for cell in cells_of(tmp_path).values()
@@ -378,7 +381,7 @@ def test_published_figures_stand_beside_ours(runs: Path, played: Path, tmp_path:
 
 
 def test_shipped_studies_can_be_played_by_these_runs(runs: Path) -> None:
-    names = ("among_us_generalisation", "among_us_speech", "among_us_iterated", "among_us_crossplay")
+    names = ("among_us_generalisation", "among_us_speech", "among_us_iterated", "among_us_crossplay", "among_us_talk")
     shipped = {name: configure("conditions", f"comparison={name}") for name in names}
     found = conditions.entrants(runs, "tiny-*", [])
     entrant = found[-1]

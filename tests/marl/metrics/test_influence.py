@@ -78,4 +78,7 @@ def test_means_are_over_games() -> None:
     metrics = influence_metrics(found, np.random.default_rng(0))
     assert metrics["talk/influence/silence"].mean == pytest.approx(0.5)
     assert metrics["talk/credit/silence"].mean == pytest.approx(-0.5)
+    assert metrics["talk/influence"] == metrics["talk/influence/silence"] and "talk/vote/silence" not in metrics
+    votes = influence_metrics([replace(each, vote=True) for each in found], np.random.default_rng(0))
+    assert votes["talk/vote_credit/silence"].mean == pytest.approx(-0.5) and "talk/influence" not in votes
     assert metrics["talk/influence/silence"].n == 2 and "talk/influence/resampled" not in metrics

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from envs.core import Question, TurnKind
+from envs.core import END, Question, TurnKind
 from experiments.setup.spec import run_spec
 from marl.agents.model import ModelAgent
 from marl.common.errors import UserError
@@ -19,7 +19,7 @@ from marl.pretraining.corpus import scripted_texts
 from marl.rewards import add_rewards
 from marl.rewards.speaking import SpeakingReward
 from marl.rollout.games import env_maker, game_module
-from marl.rollout.resampling import resample
+from marl.rollout.resampling import VOTE, resample
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import draw_games
 from marl.types import Belief, Episode, Turn
@@ -58,7 +58,7 @@ def test_the_same_message_again_is_believed_as_it_was(name: str) -> None:
     found = resample(episodes, env_maker(GAMES[name]), {"learner": agent}, {"learner"}, 2)
     said = 0
     for before, episode in zip(episodes, found, strict=True):
-        assert replace(episode, turns=tuple(replace(t, instead=()) for t in episode.turns)) == before
+        assert replace(episode, turns=tuple(replace(t, instead=(), otherwise=()) for t in episode.turns)) == before
         for turn in episode.turns:
             assert len(turn.instead) == (2 if turn.message else 0)
             after = {(b.listener, b.question.text): b for b in episode.beliefs if b.step == turn.step + 1}
@@ -86,6 +86,32 @@ def test_draws_differ_from_the_message_and_are_the_same_each_time() -> None:
                     real = [b.probs for b in episode.beliefs if (b.listener, b.step) == (belief.listener, belief.step)]
                     different += not np.allclose(belief.probs, real[0], atol=1e-6)
     assert different > 10
+
+
+def test_after_the_message_itself_the_votes_are_those_that_were_drawn_from() -> None:
+    """And after the same words again, and not after none: what follows is read anew, word for word."""
+    agent, episodes = played(GAMES["among_us"], temperature=1.0)
+    turns = [episode.turns for episode in episodes]
+    found = resample(
+        episodes, env_maker(GAMES["among_us"]), {"learner": agent}, {"learner"}, 0,
+        lambda game, number: (turns[game][number].text, END), votes=True,
+    )  # fmt: skip
+    voted, moved = 0, 0.0
+    for episode in found:
+        for turn in (turn for turn in episode.turns if turn.instead):
+            same, silent, itself = ({b.listener: b for b in each if b.question.text == VOTE} for each in turn.instead)
+            for listener, vote in itself.items():
+                drawn = next(t for t in episode.turns if (t.agent, t.step) == (listener, vote.step))
+                assert drawn.kind == TurnKind.CHOOSE and [vote.question.answer] == [
+                    vote.question.candidates[i] for i in drawn.truths
+                ]
+                chosen = vote.question.candidates.index(drawn.text)
+                np.testing.assert_allclose(np.log(vote.probs[chosen]), drawn.logprobs[0], atol=1e-4)
+                if agent.tokens.encode(turn.text) == list(turn.reply_ids):
+                    np.testing.assert_allclose(same[listener].probs, vote.probs, atol=1e-5)
+                moved += np.abs(silent[listener].probs - vote.probs).sum() if listener in silent else 0.0
+                voted += 1
+    assert voted > 10 and moved > 1e-3
 
 
 def hints(policy: Policy, games: int, count: int) -> tuple[list[Episode], ModelAgent]:
