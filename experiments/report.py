@@ -58,10 +58,15 @@ PUBLISHED = "published.csv"  # optional, the paper's figures: arm,mean,low,high,
 PROFILED = {
     "dond": ("game/score", "game/agreement", "belief/gain_over_prior", "speech/belief_change"),
     "among_us": ("game/win_rate/crewmates", "vote/imposter", "belief/last_accuracy"),
+    "diplomacy": ("game/score", "belief/last_log_loss", "speech/belief_change"),
 }
 RATED = ("rating", "score/1v6", "score/population")  # of a population of players
 TALK = ("talk/said", "talk/heard", "talk/vote_credit/silence")  # of comparison=among_us_talk: said, heard, acted on
-DRAWN = {"dond": ("game/score", "belief/gain_over_prior"), "among_us": ("game/win_rate/crewmates",)}
+DRAWN = {
+    "dond": ("game/score", "belief/gain_over_prior"),
+    "among_us": ("game/win_rate/crewmates",),
+    "diplomacy": ("game/score",),
+}
 RATIOS = ("game/win_rate/crewmates",)  # metrics whose ratios between arms are also shown
 CURVES = (
     "game/score", "game/score_agreed", "game/points", "game/agreement", "game/pareto", "game/pareto_agreed",
@@ -189,13 +194,17 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
     if game == "among_us":  # its table names the arm even if there is only one
         arms = [replace(arm, arm=named(arm.arm, runs)) for arm in arms]
     wanted = shown_in(game)
-    names = [name for name in wanted if all(name in arm.metrics for arm in arms)]
+    asked = {arm.arm for arm in arms if "belief/accuracy" in arm.metrics}
+    mute = [arm for arm in arms if asked and arm.arm not in asked]  # nobody was asked what they believe
+    spoke = [arm for arm in arms if arm not in mute]
+    names = [name for name in wanted if all(name in arm.metrics for arm in spoke)]
     for name in wanted:
-        without = [f"{arm.arm} seed {arm.seed}" for arm in arms if name not in arm.metrics]
-        if name not in names and len(without) < len(arms):
+        without = [f"{arm.arm} seed {arm.seed}" for arm in spoke if name not in arm.metrics]
+        if name not in names and len(without) < len(spoke):
             say(f"{name} is not in the table: {', '.join(without)} never had a case of it; see per_seed.csv.gz")
     pairs = pairs_of((arm_label(run, runs) for run in runs), game)
-    rows, differences = ablation_table(arms, names), arm_differences(arms, pairs, names)
+    both = [name for name in names if all(name in arm.metrics for arm in mute)]
+    rows, differences = ablation_table(spoke, names) + ablation_table(mute, both), arm_differences(arms, pairs, names)
     ratios = arm_ratios(arms, pairs, [name for name in RATIOS if name in names])
     equal = equal_compute(runs)
     kept = [m for m in dict.fromkeys((GAMES, *wanted, *CURVES)) if all(m in arm.metrics for arm in equal)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -10,9 +10,12 @@ from marl.metrics.stats import Metrics, bootstrap_mean, rate
 from marl.types import Episode
 
 
-def diplomacy_metrics(episodes: Sequence[Episode], rng: np.random.Generator) -> Metrics:
-    """`game/score` and `game/centres` of a seat, `game/solo` of a game, `game/years`; and, where several players met,
-    `game/score/NAME`, `game/centres/NAME` and `game/solo/NAME` (how often one of their seats won alone), of a seat.
+def diplomacy_metrics(
+    episodes: Sequence[Episode], rng: np.random.Generator, players: Collection[str] | None = None
+) -> Metrics:
+    """`game/score` and `game/centres` of a seat of `players` (None: anybody's), `game/solo` and `game/years` of a game;
+    and, where several players met, `game/score/NAME`, `game/centres/NAME` and `game/solo/NAME` (how often one of their
+    seats won alone), of a seat.
 
     Intervals are over games. If all seats are one player's its score is 1 over their number, whatever happens.
     """
@@ -24,7 +27,10 @@ def diplomacy_metrics(episodes: Sequence[Episode], rng: np.random.Generator) -> 
         "game/messages": bootstrap_mean([e.outcome["messages"] for e in episodes], rng=rng),
     }
     for name in [None, *(names if len(names) > 1 else [])]:
-        own = [(game, agent) for game, agent in every if name in (None, episodes[game].players[agent])]
+        counted = players if name is None else {name}
+        own = [(g, agent) for g, agent in every if counted is None or episodes[g].players[agent] in counted]
+        if not own:
+            continue
         games, end = [game for game, _ in own], "" if name is None else f"/{name}"
         for metric, key in (("score", "points"), ("centres", "centres")):
             values = [float(episodes[game].outcome[key][agent]) for game, agent in own]

@@ -12,6 +12,7 @@ from envs.core import TurnKind
 from marl.metrics.beliefs import CHANGES, belief_changes, belief_metrics
 from marl.metrics.diplomacy import diplomacy_metrics
 from marl.metrics.games import among_us_metrics, dond_metrics, ways_of_ending
+from marl.metrics.press import press_metrics
 from marl.metrics.stats import ByGame, Interval, Metrics, bootstrap_mean, bootstrap_ratio, mean_metrics, rate
 from marl.metrics.talk import played_by, talk_metrics
 from marl.metrics.training import tries, winners
@@ -29,8 +30,8 @@ def metrics(
 
     `game`: `dond`, `among_us`, `diplomacy` or another one, which gets `game/score` (a player's total payment),
     `game/how/HOW` and `game/win_rate/WINNER` in its own words. `objective` is Deal or No Deal's. `players` (names in
-    `Episode.players`) limits talk, errors, beliefs, speech and rewards to those players; the game's own figures count
-    everybody.
+    `Episode.players`) limits talk, errors, beliefs, speech, rewards and Diplomacy's scores to those players; the game's
+    other figures count everybody.
     """
     if not episodes:
         raise ValueError("no episodes to evaluate: play at least one game")
@@ -40,7 +41,8 @@ def metrics(
     elif game == "among_us":
         own = among_us_metrics(episodes, players, rng)
     elif game == "diplomacy":
-        own = {**diplomacy_metrics(episodes, rng), **ways_of_ending(episodes)}
+        own = {**diplomacy_metrics(episodes, rng, players), **ways_of_ending(episodes)}
+        own |= press_metrics(episodes, rng, players)
     else:
         games = [g for g, episode in enumerate(episodes) for _ in episode.players]
         paid = [sum(p.amount for p in e.payments if p.agent == agent) for e in episodes for agent in e.players]

@@ -118,6 +118,11 @@ HEADLINE = {
         "speech/belief_change/names_imposter", "speech/belief_change/names_other",
         "talk/names", "talk/names_imposter", "talk/naming_true", "talk/naming_chance", "talk/forms", "game/meetings",
     ),
+    "diplomacy": (
+        "game/score", "game/centres", "game/solo", "belief/accuracy", "belief/chance_accuracy", "belief/first_log_loss",
+        "belief/last_log_loss", "belief/chance_log_loss", "speech/belief_change", "press/said", "press/kept",
+        "press/heard", "press/granted", "press/unasked", "game/messages", "talk/vocabulary", "errors/per_turn",
+    ),
 }  # fmt: skip
 
 HEADLINE_OF_OTHERS = (
@@ -125,22 +130,27 @@ HEADLINE_OF_OTHERS = (
     "talk/turns", "errors/per_turn", "errors/aborted",
 )  # fmt: skip
 
-# Published names of Among Us' arms by preset of `ablation` (Sarkar et al. 2025: RL, Listening, Speaking).
+# Published names of arms in Among Us, and Diplomacy's, by preset of `ablation` (Sarkar et al. 2025: RL, Listening,
+# Speaking). Mute: RL where nobody may speak.
 ARMS = {
     "listening_only": "L", "speaking_only": "S", "listening_speaking": "L+S", "game_only": "RL", "no_listening": "RL+S",
-    "no_speaking": "RL+L", "full": "RL+L+S",
+    "no_speaking": "RL+L", "full": "RL+L+S", "mute": "mute",
 }  # fmt: skip
+
+
+PUBLISHED = ("among_us", "diplomacy")  # games whose arms have these names
 
 
 def arm_name(arm: str, game: str) -> str:
     """The name of an arm in tables of this game."""
-    return ARMS.get(arm, arm) if game == "among_us" else arm
+    return ARMS.get(arm, arm) if game in PUBLISHED else arm
 
 
 ARM_ORDER = ("base", *ARMS.values())  # arms of other names follow
 # Pairs (arm, reference): what each term adds, alone and to the others.
 COMPARISONS = (
     ("RL+L+S", "RL"), ("RL+L+S", "RL+L"), ("RL+L+S", "RL+S"), ("RL+L", "RL"), ("RL+S", "RL"), ("RL+L+S", "L"),
+    ("RL", "mute"), ("RL+L+S", "mute"), ("mute", "base of mute"),
     ("RL+L+S", "base"), ("RL+L", "base"), ("RL+S", "base"), ("RL", "base"), ("L", "base"),
     # the speaking reward alone makes the difference, with and without the game's advantage in messages
     ("game_beside", "RL+L"), ("RL+L+S", "listening_unsaid"),
@@ -155,7 +165,7 @@ REFERENCES = ("game_only", "ppo", "filtered_bc")  # of Deal or No Deal
 def pairs_of(trained: Iterable[str], game: str) -> list[tuple[str, str]]:
     """The pairs (arm, reference) to compare. Without any of the game's usual references, the first arm is the one."""
     names = list(dict.fromkeys(trained))
-    if game == "among_us":
+    if game in PUBLISHED:
         usual: tuple[str, ...] = (ARMS["full"], ARMS["game_only"])
         others = [name for name in names if name not in ARM_ORDER]
         more = [(name, reference) for reference in usual for name in others]

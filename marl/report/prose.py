@@ -63,7 +63,9 @@ def what_was_run(runs: Sequence[Run]) -> list[str]:
             "partner's; claims that do not pay nothing."
         )
     elif env.get("game") == "among_us":
-        sentences += among_us_sentences(first)
+        sentences += [*among_us_sentences(first), *who_plays(first)]
+    elif env.get("game") == "diplomacy":
+        sentences += [*diplomacy_sentences(runs), *who_plays(first)]
     elif env.get("game"):
         sentences.append(f"The game is {env['game']}.")
     arms = list(dict.fromkeys(run.arm for run in runs))
@@ -116,28 +118,45 @@ def weight_sentences(runs: Sequence[Run]) -> list[str]:
 
 
 def among_us_sentences(config: Mapping[str, Any]) -> list[str]:
-    """The game as evaluated, and its players."""
+    """The game as evaluated."""
     env = {**config["env"], **((config.get("eval") or {}).get("env") or {})}
+    imposters = "one is an imposter" if env["imposters"] == 1 else f"{env['imposters']} are imposters"
+    shaping = f" Deeds earn {env['shaping']:g} beside the win." if env.get("shaping") else ""
+    return [
+        f"Grid Among Us, {env['width']} by {env['height']} rooms, {env['players']} players of whom {imposters}. "
+        f"Crewmates win when nobody left is an imposter or all of their {env['tasks']} tasks each are done; imposters "
+        f"win when they are as many. A body that is found is talked over, and all vote.{shaping}"
+    ]
+
+
+def diplomacy_sentences(runs: Sequence[Run]) -> list[str]:
+    """The game as trained, and who may speak in it."""
+    env = runs[0].config["env"]
+    talk = {str((run.config.get("env") or {}).get("press")): run.arm for run in reversed(runs)}
+    years = "a year" if env["years"] == 1 else f"{env['years']} years"
+    sentences = [
+        f"Diplomacy on the map {env['map_name']}, for {years}: all order their units at the same time. A power's score "
+        "is the square of its centres over the sum of everybody's, or 1 if it wins alone."
+    ]
+    if "private" in talk:
+        others = f", except in {talk['none']}" if "none" in talk else ""
+        sentences.append(f"Before they move, each may write to one other, which nobody else reads{others}.")
+    return sentences
+
+
+def who_plays(config: Mapping[str, Any]) -> list[str]:
+    """A sentence on who holds which seats, as evaluated."""
     changes = (config.get("eval") or {}).get("cast") or {}
     today = {  # past selves play in training only
         role: {**seats, "partners": 0.0} if seats.get("pool") else seats
         for role, seats in (config.get("cast") or {}).items()
     }
     cast = {role: {**seats, **changes.get(role, {})} for role, seats in today.items()}
-    imposters = "one is an imposter" if env["imposters"] == 1 else f"{env['imposters']} are imposters"
-    shaping = f" Deeds earn {env['shaping']:g} beside the win." if env.get("shaping") else ""
-    sentences = [
-        f"Grid Among Us, {env['width']} by {env['height']} rooms, {env['players']} players of whom {imposters}. "
-        f"Crewmates win when nobody left is an imposter or all of their {env['tasks']} tasks each are done; imposters "
-        f"win when they are as many. A body that is found is talked over, and all vote.{shaping}"
-    ]
     who = []
     for role, seats in cast.items():
         partner = f", {seats['partners']:g} of them {seats['partner']}" if seats.get("partners") else ""
         who.append(f"{role}s are {seats['player']}{partner}")
-    if who:
-        sentences.append(f"Who plays: {'; '.join(who)}.")
-    return sentences
+    return [f"Who plays: {'; '.join(who)}."] if who else []
 
 
 def findings(columns: Mapping[str, Metrics]) -> list[str]:
@@ -180,6 +199,7 @@ def findings(columns: Mapping[str, Metrics]) -> list[str]:
 COMPARED = {  # game -> metric, label, verb, points per unit
     "among_us": ("game/win_rate/crewmates", "Crewmates' wins", "wins", 100),
     "dond": ("game/score", "Score", "scores", 1),
+    "diplomacy": ("game/score", "Score", "scores", 100),
 }
 
 
@@ -210,6 +230,7 @@ SEEN = {  # game -> metric, what an arm does, points per unit: the figure that f
         ("game/win_rate/crewmates", "wins {} points {}", 100),
     ),
     "dond": (("game/score", "scores {} points {}", 1),),
+    "diplomacy": (("game/score", "scores {} hundredths {}", 100),),
 }
 
 

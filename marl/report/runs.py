@@ -189,11 +189,14 @@ def _suffix(run: Run, runs: Sequence[Run]) -> str:
     return f" ({', '.join([run.game, *parts])})"
 
 
+OF_ARMS = ("press",)  # settings of a game that an arm's name tells (ablation=mute), which make no variant
+
+
 def variant_of(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
     """The run's game settings in which any of these runs differ; of different games, the objective alone."""
     games: list[dict[str, Any]] = [each.config.get("env") or {} for each in runs]
     keys = list(dict.fromkeys(key for game in games for key in game))
-    differing = [key for key in keys if any(game.get(key) != games[0].get(key) for game in games)]
+    differing = [k for k in keys if k not in OF_ARMS and any(game.get(k) != games[0].get(k) for game in games)]
     own = run.config.get("env") or {}
     return {key: own[key] for key in (("game", "objective") if "game" in differing else differing) if key in own}
 

@@ -247,7 +247,7 @@ class Power:
         """Orders the unit: it helps, goes where it is helped, or follows a plan of its own."""
         rng, t, seen = self.rng, self.temperament, self.seen
         place = next(iter(re.findall(r"[A-Z]{3}", asked)), "")
-        by_label = {_label(option): option for option in options}
+        by_label = {as_order(option): option for option in options}
         self.helps = None
         if rng.random() < t.mistakes:
             return self._random(options, by_label)
@@ -283,9 +283,9 @@ class Power:
             return move
         goals = [o for label, o in by_label.items() if label.verb == "-" and self._foreign(label.target)]
         if not move and goals and rng.random() < 0.8:  # on a larger map: toward centres, or anywhere
-            best = [o for o in goals if _label(o).target in CENTRES]
+            best = [o for o in goals if as_order(o).target in CENTRES]
             chosen = rng.choice(best or goals)
-            self.planned[place] = _label(chosen).target
+            self.planned[place] = as_order(chosen).target
             return chosen
         friends = self._friends()
         for friend in friends[:1]:
@@ -298,7 +298,7 @@ class Power:
         """Picks what to support: the move that was planned, else the stay."""
         if self.helps is None:
             return self.rng.choice(list(options))
-        by_label = {_label(option): option for option in options}
+        by_label = {as_order(option): option for option in options}
         wanted = (("-", self.helps[1]), ("H", ""), ("+", self.helps[0]))
         self.helps = None
         found = (by_label.get(Order("", "", *each)) for each in wanted)
@@ -311,7 +311,7 @@ class Power:
         return option
 
 
-def _label(option: str) -> Order:
+def as_order(option: str) -> Order:
     """An option as an order, without whose it is: of compact style, or in the notation of the others. The second choice
     of a support is a move or a hold."""
     words = option.split()

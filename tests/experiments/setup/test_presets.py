@@ -53,7 +53,12 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("preset", "sweep"),
-    [*((preset, "among_us_ablation") for preset in PRESETS), ("game_only", "none"), ("speaking_only", "dond_ablation")],
+    [
+        *((preset, "among_us_ablation") for preset in PRESETS),
+        ("game_only", "none"),
+        ("speaking_only", "dond_ablation"),
+        *((preset, "diplomacy_press") for preset in ("full", "no_speaking", "no_listening", "game_only")),
+    ],
 )
 def test_arms_differ_in_the_weights_of_their_terms_and_in_nothing_else(preset: str, sweep: str) -> None:
     usual, cfg = configure("train", f"sweep={sweep}"), configure("train", f"sweep={sweep}", f"ablation={preset}")
@@ -63,6 +68,13 @@ def test_arms_differ_in_the_weights_of_their_terms_and_in_nothing_else(preset: s
     assert changed == {name: value for name, value in PRESETS[preset].items() if before[name] not in (0, value)}
     assert cfg.arm == (preset if preset != "none" else "custom")
     run_spec(cfg)
+
+
+def test_the_mute_arm_is_the_games_reward_without_talk_from_the_same_base() -> None:
+    spoken, mute = (flat(plain(configure("train", "sweep=diplomacy_press", f"ablation={a}"))) for a in ("full", "mute"))
+    changed = {name: value for name, value in mute.items() if value != spoken[name] and not name.startswith("only.")}
+    assert changed == {"arm": "mute", "env.press": "none", **SPEAKING, **LISTENING}
+    assert mute["base.vary.press"] == ["private", "none"]  # which leaves env.press out of what makes a base
 
 
 @pytest.mark.parametrize(

@@ -32,3 +32,10 @@ def test_scores_centres_and_solos_by_player() -> None:
     })  # fmt: skip
     alone = diplomacy_metrics([episode("aaa", [1, 0, 0], [4, 0, 0], "FRANCE", 2)], np.random.default_rng(0))
     assert set(alone) == {"game/solo", "game/years", "game/messages", "game/score", "game/centres"}
+
+
+def test_scores_of_some_players_alone() -> None:
+    games = [episode("aab", [0, 0, 1], [1, 0, 4], "TURKEY", 3), episode("abb", [0.5, 0.25, 0.25], [2, 1, 1], None, 5)]
+    found = diplomacy_metrics(games, np.random.default_rng(0), {"alice"})
+    assert found["game/score"] == found["game/score/alice"] and found["game/centres"].mean == 1
+    assert "game/score" not in diplomacy_metrics(games, np.random.default_rng(0), {"carol"})
