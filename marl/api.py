@@ -221,6 +221,8 @@ def influence(episode: Episode) -> dict[str, np.ndarray]:
 def credit(episode: Episode, reward: Reward | None = None) -> np.ndarray:
     """Returns what a reward (default: the speaking reward) pays each turn, unweighted, shape (turns,).
 
+    The speaking reward is 0 at turns after which nobody was asked.
+
         best = episode.turns[marl.credit(episode).argmax()].message
     """
     return np.asarray((reward or SpeakingReward())(episode), float)
