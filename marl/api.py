@@ -189,6 +189,8 @@ def beliefs(episode: Episode) -> dict[tuple[str, str], np.ndarray]:
 
     Each array has shape (steps + 1,): entry s is the probability of the true answer after s steps of the environment,
     nan before the listener was first asked. All candidates' probabilities stand in `episode.beliefs`.
+
+        first, last = marl.beliefs(episode)["player_0", "<books?>"][[0, -1]]
     """
     curves: dict[tuple[str, str], np.ndarray] = {}
     for belief in episode.beliefs:  # in order of time
@@ -202,6 +204,8 @@ def influence(episode: Episode) -> dict[str, np.ndarray]:
 
     Each array has shape (turns,): the change of the probability of the true answer, summed over the listener's
     questions; nan if the turn said nothing or the listener was not asked before and after it.
+
+        np.nansum(marl.influence(episode)["player_0"])  # what player_0 learned from all messages, in probability
     """
     found: dict[str, np.ndarray] = {}
     for (listener, text), curve in beliefs(episode).items():
@@ -215,8 +219,13 @@ def influence(episode: Episode) -> dict[str, np.ndarray]:
 
 
 def credit(episode: Episode, reward: Reward | None = None) -> np.ndarray:
-    """Returns what a reward (default: the speaking reward) pays each turn, unweighted, shape (turns,)."""
-    return (reward or SpeakingReward())(episode)
+    """Returns what a reward (default: the speaking reward) pays each turn, unweighted, shape (turns,).
+
+    The speaking reward is 0 at turns after which nobody was asked.
+
+        best = episode.turns[marl.credit(episode).argmax()].message
+    """
+    return np.asarray((reward or SpeakingReward())(episode), float)
 
 
 def train(*overrides: str) -> Path:

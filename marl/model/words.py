@@ -23,6 +23,8 @@ def word_policy(
     All weights follow from the seed. No cue stands before a reply: a choice that follows a belief question is a sample
     of that belief, so whatever moves the belief moves play. Attention starts at zero: at first each token depends on
     the one before it alone, so that what is said says nothing and what is heard changes nothing.
+
+        policy = marl.word_policy(["red", "blue", "which?", "ba", "du"], seed=1)
     """
     vocabulary = dict.fromkeys((PAD, BOS, CUE, END, *words))
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token=PAD))
