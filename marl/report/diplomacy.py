@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from envs.core import Style
 from envs.diplomacy.board import MAX_YEARS, Board, Position
+from envs.diplomacy.texts import NOBODY
 from envs.diplomacy_v0 import parallel_env
 from marl.common.files import FAULTS
 from marl.report.views import Transcript, View, game_view
@@ -72,17 +73,21 @@ def _replay(transcript: Transcript, styles: Mapping[str, Style], rounds: int) ->
     """Plays the turns again. Also returns agents whose replies were refused here and not there; no phases if the end
     is another one."""
     facts, outcome, turns = transcript["facts"], transcript["outcome"], transcript["turns"]
-    press = "private" if any(turn["kind"] == "SPEAK" for turn in turns) else "none"
+    talks = any(turn["kind"] == "SPEAK" or turn["text"].strip() == NOBODY for turn in turns)
     years = max(1, int(outcome["year"]))
-    env = parallel_env(map_name=facts["map_name"], years=years, press=press, rounds=rounds, questions=0)
+    env = parallel_env(
+        map_name=facts["map_name"], years=years, press="private" if talks else "none", rounds=rounds, questions=0
+    )
     powers = facts["powers"]
     options = {"powers": [powers[agent] for agent in env.possible_agents], "styles": dict(styles)}
     env.reset(seed=transcript["seed"], options=options)
-    board, phases, refused = env.board, [], set()
+    board = env.board
+    phases: list[Phase] = []
+    refused: set[str] = set()
     by_step: dict[int, list[int]] = {}
     for number, turn in enumerate(turns):
         by_step.setdefault(turn["step"], []).append(number)
-    addressee = {}
+    addressee: dict[str, str] = {}
     for step in range(transcript["steps"]):
         if not phases or phases[-1].name != board.phase:
             phases.append(Phase(board.phase, board.state(), board.units(), board.centres()))
@@ -110,8 +115,8 @@ def _replay(transcript: Transcript, styles: Mapping[str, Style], rounds: int) ->
             if name != phases[-1].name:  # nobody had a choice in it
                 phases.append(Phase(name))
             last = name == played[-1].split()[0]  # what became of orders is known of the phase played last
-            fates = {order: _fate(board, order) if last else "" for order in orders.split(", ")}
-            phases[-1].orders[power] = list(fates.items())
+            given = orders.split(", ")
+            phases[-1].orders[power] = [(order, _fate(board, order) if last else "") for order in given]
         if not env.agents:
             break
     phases.append(Phase(board.phase, board.state(), board.units(), board.centres()))
