@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("no_pages")
 
 
 def three_iterations(folder: Path, *overrides: str) -> DictConfig:
-    return configure("train", *DOND, "algo.iterations=3", "eval.every=2", f"runs={folder}", *overrides)
+    return configure("train", *DOND, "algo.iterations=3", "eval.every=3", f"runs={folder}", *overrides)
 
 
 def go_on(folder: Path, *overrides: str) -> Path:
