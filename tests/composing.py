@@ -25,7 +25,7 @@ SMALL = (
     "model.intermediate_size=64", "algo.iterations=2", "algo.games=4", "algo.concurrency=4", "algo.max_new_tokens=8",
     "eval.every=1", "eval.games=2", "eval.final_games=4", "checkpoint.every=1",
 )  # fmt: skip
-DOND = ("experiment=dond_quickstart", *SMALL, "env.max_entries=6", "base.games=200", "base.rows=2",
+DOND = ("experiment=dond_quickstart", *SMALL, "env.max_entries=4", "env.max_errors=2", "base.games=200", "base.rows=2",
         "base.learning_rate=1e-2")  # fmt: skip
 AMONG_US = (
     "env=among_us", *SMALL, *BRIEF, "env.tasks=2", "base.games=20", "base.rows=16",

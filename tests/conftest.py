@@ -7,6 +7,7 @@ os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", WANDB_MODE="offl
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: two test processes share two cores
 
 import pytest
+from filelock import FileLock
 from hypothesis import settings
 
 settings.register_profile("project", deadline=None)
@@ -14,18 +15,26 @@ settings.load_profile("project")
 
 
 @pytest.fixture(scope="session")
-def bases(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the folder of base models. Each is trained once for all tests."""
-    return tmp_path_factory.mktemp("bases")
+def session_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the folder that the test processes of this session share."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 @pytest.fixture(scope="session")
-def finished(bases: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bases(session_folder: Path) -> Path:
+    """Returns the folder of base models. Each is trained once for all tests."""
+    return session_folder / "bases"
+
+
+@pytest.fixture(scope="session")
+def finished(bases: Path, session_folder: Path) -> Path:
     """Returns the folder of a finished run of `DOND`, which many tests read and none may change."""
     import marl
     from tests.composing import DOND
 
-    return marl.train(*DOND, f"runs={tmp_path_factory.mktemp('finished')}", f"cache={bases}")
+    with FileLock(session_folder / "finished.lock"):  # the first process makes it
+        return marl.train(*DOND, f"runs={session_folder / 'finished'}", f"cache={bases}")
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, PrinterCallback, 
 from envs.core import END, TurnKind
 from marl.agents.base import Key, Reply, Request, beliefs_of
 from marl.model.policy import Policy
-from marl.model.tokens import View
+from marl.model.tokens import StreamWriter
 from marl.types import Belief, Episode, Kind, Stream
 
 INSTALL_TRL = "pip install -e '.[bench]' -c constraints.txt"
@@ -46,7 +46,7 @@ class Allowed(LogitsProcessor):
 class Seat:
     """A seat's view, its answers to belief questions, and whether its stream has outgrown the context."""
 
-    view: View
+    view: StreamWriter
     role: str
     answers: list[np.ndarray] = field(default_factory=list)
     legal: tuple[int, ...] = ()
@@ -93,7 +93,7 @@ class GenerateAgent:
         }
 
     def _observe(self, r: Request) -> None:
-        seat = self._seats.setdefault(r.key, Seat(View(self.tokens), r.role))
+        seat = self._seats.setdefault(r.key, Seat(StreamWriter(self.tokens), r.role))
         if seat.lost:
             return
         length, asked = len(seat.view.stream), len(seat.view.asked)

@@ -19,7 +19,7 @@ from marl.decoding.packing import groups_within
 from marl.decoding.sampling import uniforms
 from marl.model.policy import Policy, half, take_weights
 from marl.model.sharding import is_split
-from marl.model.tokens import Asked, View
+from marl.model.tokens import Asked, StreamWriter
 from marl.types import Belief, Kind, Stream
 
 
@@ -27,7 +27,7 @@ from marl.types import Belief, Kind, Stream
 class ModelSeat:
     """A seat that a model plays: its view, its cache slot and the reply under way."""
 
-    view: View
+    view: StreamWriter
     slot: int
     seed: int
     role: str
@@ -149,7 +149,9 @@ class ModelAgent:
 
     def _observe(self, r: Request) -> ModelSeat:
         if r.key not in self._seats:
-            self._seats[r.key] = ModelSeat(View(self.tokens), self.engine.allocate(), r.seed, r.role, r.privileged)
+            self._seats[r.key] = ModelSeat(
+                StreamWriter(self.tokens), self.engine.allocate(), r.seed, r.role, r.privileged
+            )
         seat = self._seats[r.key]
         if seat.lost:
             return seat

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from envs.core import TurnKind
 from marl.agents.base import Key, Player, Reply, Request, uniform_beliefs
 from marl.common.errors import UserError
-from marl.model.tokens import Tokens, View
+from marl.model.tokens import StreamWriter, Tokens
 from marl.types import Belief, Kind, Stream
 
 
@@ -18,7 +18,7 @@ class TextSeat:
 
     player: Player
     role: str
-    view: View | None  # the stream, where it is recorded
+    view: StreamWriter | None  # the stream, where it is recorded
     answers: list[list[str]] = field(default_factory=list)  # the player's own, to each question of the view
 
 
@@ -42,7 +42,7 @@ class TextAgent:
         for r in requests:
             if r.key not in self._seats:
                 made = self.make(r.seed, r.role)
-                self._seats[r.key] = TextSeat(made, r.role, None if self.tokens is None else View(self.tokens))
+                self._seats[r.key] = TextSeat(made, r.role, None if self.tokens is None else StreamWriter(self.tokens))
                 if hasattr(made, "know"):
                     made.know(r.privileged)
             seat = self._seats[r.key]
@@ -57,7 +57,7 @@ class TextAgent:
                 seat.answers += [seat.player.answers(q) for q in r.questions]
         return replies
 
-    def _record(self, view: View, r: Request, text: str) -> Reply:
+    def _record(self, view: StreamWriter, r: Request, text: str) -> Reply:
         assert self.tokens is not None
         legal = view.cue(r.options)
         ids: tuple[int, ...]

@@ -31,7 +31,7 @@ from marl.intents.draws import draw_messages, words_of
 from marl.intents.nonsense import Ensemble, features
 from marl.intents.streams import ARMS, Intent, agreeing_end, intent_text, opening_of, said
 from marl.model.policy import Policy
-from marl.model.tokens import Tokens, View
+from marl.model.tokens import StreamWriter, Tokens
 from marl.planning.intents import IntentConfig, IntentPlan, plan_intent
 from marl.planning.planner import PlannerConfig, PlanningAgent, Talk, partner_belief
 from marl.storage.checkpoint import load_policy
@@ -117,12 +117,12 @@ class Parts:
         return cls(arm, load_policy(folder / ACTION, device), dialogue, nonsense)
 
 
-def talk_view(opening: str, talk: Talk, questions: Sequence[Question], tokens: Tokens) -> View:
+def talk_view(opening: str, talk: Talk, questions: Sequence[Question], tokens: Tokens) -> StreamWriter:
     """A player's stream of a game so far, from its own first text and the talk, without any cue to reply.
 
     Refused replies are left out. It ends where somebody has proposed.
     """
-    style, view = dond_texts.style_of(opening), View(tokens)
+    style, view = dond_texts.style_of(opening), StreamWriter(tokens)
     view.observe(opening, questions, 0)
     for step, (mine, words) in enumerate(talk, start=1):
         if mine and words is None:

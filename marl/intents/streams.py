@@ -1,7 +1,7 @@
 """Streams that show what a message is grounded in: the player's own values, its intent, both or neither.
 
 An intent is a pair of claims, what the player means to claim and what it expects of its partner. It stands before each
-of the player's own replies, where only this player reads it (`View.tell`). Without the state, the values in the
+of the player's own replies, where only this player reads it (`StreamWriter.tell`). Without the state, the values in the
 opening are written as 0; the pool stays, since both players and the rules know it.
 """
 
@@ -15,7 +15,7 @@ from envs.dond.replies import MESSAGE, PROPOSE
 from envs.dond.rules import Triple
 from envs.dond.texts import prompt_with
 from envs.human_dond import Step
-from marl.model.tokens import Tokens, View
+from marl.model.tokens import StreamWriter, Tokens
 from marl.pretraining.corpus import Steps
 from marl.types import Kind
 
@@ -77,7 +77,7 @@ def unasked(steps: Iterable[Step]) -> list[Step]:
 
 def up_to_claim(steps: Sequence[Step], tokens: Tokens) -> list[int]:
     """A player's stream up to the cue of its proposal."""
-    view = View(tokens)
+    view = StreamWriter(tokens)
     for number, step in enumerate(steps):
         if step[0] == "observe":
             view.observe(step[1], step[2], number)

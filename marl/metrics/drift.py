@@ -20,7 +20,7 @@ from marl.metrics.negotiation import Claimed, Reading
 from marl.metrics.stats import ByGame, Interval, Metrics, bootstrap_ratio, mean_metrics
 from marl.metrics.talk import distinct_ngrams
 from marl.model.policy import Policy
-from marl.model.tokens import Tokens, View
+from marl.model.tokens import StreamWriter, Tokens
 from marl.types import Episode, Kind, Turn
 
 TOKENS_AT_ONCE = 16384
@@ -70,15 +70,15 @@ def retold(episode: Episode, env: Any, tokens: Tokens, players: Sequence[str]) -
     observations, infos = env.reset(
         options={"counts": facts["counts"], "values": facts["values"], "first": facts["first"]}
     )
-    views = {agent: View(tokens) for agent in AGENTS}
+    writers = {agent: StreamWriter(tokens) for agent in AGENTS}
     turns: list[Turn] = []
     for step, old in enumerate(episode.turns):
         for agent in AGENTS:
-            views[agent].observe(observations[agent]["text"], infos[agent]["questions"], step)
+            writers[agent].observe(observations[agent]["text"], infos[agent]["questions"], step)
         assert observations[old.agent]["turn"] == TurnKind.SPEAK, (old.agent, step)
-        views[old.agent].cue()
+        writers[old.agent].cue()
         ids = tuple(tokens.encode(old.text))
-        start = views[old.agent].reply(ids, Kind.SPEECH)
+        start = writers[old.agent].reply(ids, Kind.SPEECH)
         observations, _, _, _, infos = env.step({old.agent: old.text})
         info = infos[old.agent]
         body = tokens.within(ids, info["span"]) if ids else (0, 0)
@@ -88,7 +88,7 @@ def retold(episode: Episode, env: Any, tokens: Tokens, players: Sequence[str]) -
                 message=info["message"], error=info["error"], planned=None,
             )
         )  # fmt: skip
-    streams = {agent: view.stream for agent, view in views.items()}
+    streams = {agent: writer.stream for agent, writer in writers.items()}
     again = replace(episode, streams=streams, turns=tuple(turns), beliefs=(), payments=(), outcome={}, privileged={})
     return [(again, agent) for agent in AGENTS if episode.players[agent] in players]
 

@@ -39,7 +39,7 @@ from marl.common.errors import UserError
 from marl.decoding.engine import Engine
 from marl.metrics.stats import Metrics, bootstrap_mean, bootstrap_ratio
 from marl.model.policy import Policy
-from marl.model.tokens import View
+from marl.model.tokens import StreamWriter
 from marl.planning.planner import SLOTS, partner_belief
 from marl.types import Episode, Turn
 
@@ -137,9 +137,9 @@ def _speakers(game: int, episode: Episode, env: Any, agents: Mapping[str, Agent]
         opening, questions = observations[speaker]["text"], infos[speaker]["questions"]
 
         def begun(own: rules.Triple, text: str = opening, asked: Any = questions, of: ModelAgent = agent) -> list[int]:
-            view = View(of.tokens)
-            view.observe(prompt_with(text, own), asked, 0)
-            return view.stream.tokens
+            writer = StreamWriter(of.tokens)
+            writer.observe(prompt_with(text, own), asked, 0)
+            return writer.stream.tokens
 
         stream, true = episode.streams[speaker].tokens, begun(values[seat])  # type: ignore[arg-type]
         assert stream[: len(true)] == true, "a stream does not begin with its game's opening"

@@ -310,7 +310,7 @@ class Asked:
 
 
 @dataclass
-class View:
+class StreamWriter:
     """Writes one agent's stream: observations, questions, cues and replies."""
 
     tokens: Tokens
@@ -358,7 +358,7 @@ class View:
         if not self.stream.tokens:
             raise UserError(f"{question.text}: asked before the player has read anything. Ask it after the opening")
         length = len(self.stream)
-        aside = View(self.tokens, Stream([*self.stream.tokens], [*self.stream.kinds]))
+        aside = StreamWriter(self.tokens, Stream([*self.stream.tokens], [*self.stream.kinds]))
         aside._ask(question, step)
         (asked,) = aside.asked
         branch = tuple(aside.stream.tokens[length : asked.position + 1])

@@ -34,7 +34,7 @@ from marl.agents.model import ModelAgent, ModelSeat, PlayConfig, room
 from marl.common.errors import UserError
 from marl.decoding.engine import Engine
 from marl.model.policy import Policy
-from marl.model.tokens import Tokens, View
+from marl.model.tokens import StreamWriter, Tokens
 from marl.planning import pikl
 from marl.planning.pikl import Floats
 from marl.types import Belief, Kind, Planned, Stream
@@ -163,20 +163,20 @@ def partner_streams(opening: str, talk: Talk, questions: Sequence[Question], tok
         talk = [*talk, (True, None)]  # the planner proposes first, and the partner answers
     streams = []
     for values in dond_rules.partner_values(counts, own):
-        view = View(tokens)
-        view.observe(dond_texts.prompt_with(opening, values), questions, 0)
+        writer = StreamWriter(tokens)
+        writer.observe(dond_texts.prompt_with(opening, values), questions, 0)
         for mine, words in talk:
             asked = questions if words is not None else ()
             if mine:
-                view.observe(dond_texts.heard_text(words, style), asked, 0)
+                writer.observe(dond_texts.heard_text(words, style), asked, 0)
             elif words is not None:
-                view.cue()
-                view.reply(tokens.encode(f"{dond_replies.MESSAGE} {words} {END}"), Kind.SPEECH)
-                view.observe("", asked, 0)
+                writer.cue()
+                writer.reply(tokens.encode(f"{dond_replies.MESSAGE} {words} {END}"), Kind.SPEECH)
+                writer.observe("", asked, 0)
             else:
                 break
-        view.cue()
-        streams.append(view.stream.tokens)
+        writer.cue()
+        streams.append(writer.stream.tokens)
     return streams
 
 

@@ -20,7 +20,7 @@ from marl.agents.base import Player, uniform_beliefs
 from marl.agents.text import TextAgent
 from marl.common.errors import UserError
 from marl.learning.batch import Seat, seats_of
-from marl.model.tokens import Tokens, View
+from marl.model.tokens import StreamWriter, Tokens
 from marl.pretraining.config import BaseConfig
 from marl.rollout.games import env_maker, scripted, scripts_module
 from marl.rollout.rollout import rollout
@@ -29,7 +29,7 @@ from marl.types import INSIDERS, Episode, Kind, Turn
 
 CORPUS, TOKENIZER, HELD_OUT, LISTENING, CHOICE = 101, 102, 103, 104, 105  # places of the seed
 ORDERS = tuple(itertools.permutations(range(3), 3))
-# What the player alone reads before its reply (`View.tell`); a reply of its own that no loss learns to write.
+# What the player alone reads before its reply (`StreamWriter.tell`); a reply of its own that no loss learns to write.
 Told = tuple[Literal["tell", "given"], str]
 Steps = list[Step | Told]
 CHUNK = 512  # seats that are sorted into batches of similar length
@@ -163,25 +163,25 @@ def data_files(folder: str | Path) -> dict[str, str]:
 
 def human_seat(steps: Sequence[Step | Told], tokens: Tokens, index: int) -> Seat:
     message = f"{MESSAGE} "
-    view, turns = View(tokens), []
+    writer, turns = StreamWriter(tokens), []
     for number, step in enumerate(steps):
         if step[0] == "observe":
-            view.observe(step[1], step[2], number)
+            writer.observe(step[1], step[2], number)
         elif step[0] == "tell":
-            view.tell(step[1])
+            writer.tell(step[1])
         elif step[0] == "given":
-            view.cue()
-            view.reply(tokens.encode(step[1]), Kind.SPEECH)
+            writer.cue()
+            writer.reply(tokens.encode(step[1]), Kind.SPEECH)
         else:
-            view.cue()
+            writer.cue()
             ids = tuple(tokens.encode(step[1]))
-            start = view.reply(ids, Kind.SPEECH)
+            start = writer.reply(ids, Kind.SPEECH)
             span = (len(message), len(step[1]) - len(f" {END}")) if step[1].startswith(message) else (0, 0)
             body, zeros = tokens.within(ids, span), (0.0,) * len(ids)
             turns.append(Turn("you", "negotiator", number, TurnKind.SPEAK, step[1], ids, start, zeros, body=body))
-    beliefs = uniform_beliefs("you", "negotiator", view.asked)
+    beliefs = uniform_beliefs("you", "negotiator", writer.asked)
     episode = Episode(
-        seed=index, players={"you": "human"}, roles={"you": "negotiator"}, streams={"you": view.stream},
+        seed=index, players={"you": "human"}, roles={"you": "negotiator"}, streams={"you": writer.stream},
         turns=tuple(turns), beliefs=tuple(beliefs), payments=(), outcome={}, steps=len(steps),
     )  # fmt: skip
     return episode, "you"

@@ -23,7 +23,7 @@ from marl.agents.base import Agent, beliefs_of
 from marl.agents.model import ModelAgent
 from marl.decoding.engine import Engine
 from marl.decoding.sampling import uniforms
-from marl.model.tokens import Asked, View
+from marl.model.tokens import Asked, StreamWriter
 from marl.rollout.seeds import RESAMPLED
 from marl.types import Belief, Episode, Kind, Stream, Turn, answered
 
@@ -32,7 +32,7 @@ VOTE = "vote"  # the text of the question that stands for a choice among options
 
 
 @dataclass
-class Place:
+class Message:
     """A message, the game before it, and how many tokens of their streams its listeners had read (its author: of its
     own, up to the message)."""
 
@@ -49,7 +49,7 @@ class Stop:
     """A point of a stream, of `length` tokens, and what goes on from there: by other message, more tokens."""
 
     length: int
-    place: Place
+    message: Message
     chunks: list[list[int]] = field(default_factory=list)
     asked: list[list[Asked]] = field(default_factory=list)
 
@@ -74,25 +74,25 @@ def resample(
     """
     models = {name: agent for name, agent in agents.items() if isinstance(agent, ModelAgent)}
     env = make_env()
-    places = [p for n, episode in enumerate(episodes) for p in _places(n, episode, env, models, speakers)]
+    messages = [p for n, episode in enumerate(episodes) for p in _messages(n, episode, env, models, speakers)]
     for name, model in models.items():
-        own = [p for p in places if episodes[p.game].players[_turn(episodes, p).agent] == name]
+        own = [p for p in messages if episodes[p.game].players[_turn(episodes, p).agent] == name]
         _draw(model, episodes, own, count, wide)
-        for place in own:
-            place.replies += [model.tokens.encode(text) for text in also(place.game, place.turn)]
-            place.replies += [list(_turn(episodes, place).reply_ids)] if votes else []
+        for message in own:
+            message.replies += [model.tokens.encode(text) for text in also(message.game, message.turn)]
+            message.replies += [list(_turn(episodes, message).reply_ids)] if votes else []
     drawn = count
-    count = max((len(place.replies) for place in places), default=0)
+    count = max((len(message.replies) for message in messages), default=0)
     stops: dict[str, dict[tuple[int, str], list[Stop]]] = {name: {} for name in models}
-    for place in places:
-        place.heard = [[] for _ in place.replies]
-        voting = range(drawn, len(place.replies)) if votes else range(0)
-        for agent, stop in _hearing(episodes[place.game], place, models, voting).items():
-            stops[episodes[place.game].players[agent]].setdefault((place.game, agent), []).append(stop)
+    for message in messages:
+        message.heard = [[] for _ in message.replies]
+        voting = range(drawn, len(message.replies)) if votes else range(0)
+        for agent, stop in _hearing(episodes[message.game], message, models, voting).items():
+            stops[episodes[message.game].players[agent]].setdefault((message.game, agent), []).append(stop)
     for name, by_seat in stops.items():
         _hear(models[name], episodes, by_seat, count, wide)
     filled: dict[tuple[int, int], dict[str, Any]] = {}
-    for p in places:
+    for p in messages:
         tokens = models[episodes[p.game].players[_turn(episodes, p).agent]].tokens
         texts = tuple(tokens.reply_text(ids) for ids in p.replies[:drawn])
         filled[p.game, p.turn] = {"instead": tuple(map(tuple, p.heard)), "otherwise": texts}
@@ -103,34 +103,34 @@ def resample(
     ]
 
 
-def _turn(episodes: Sequence[Episode], place: Place) -> Turn:
-    return episodes[place.game].turns[place.turn]
+def _turn(episodes: Sequence[Episode], message: Message) -> Turn:
+    return episodes[message.game].turns[message.turn]
 
 
-def _places(
+def _messages(
     number: int, episode: Episode, env: Any, models: Mapping[str, ModelAgent], speakers: Collection[str]
-) -> Iterator[Place]:
+) -> Iterator[Message]:
     """Replays a game and stops before each message of the speakers."""
     held = {a: models[name] for a, name in episode.players.items() if name in models and a in episode.streams}
     own = {a: model.style for a, model in held.items() if model.style}
     styles = {"styles": own} if any(style != getattr(env, "style", style) for style in own.values()) else {}
     observations, infos = env.reset(seed=episode.seed, options=styles)
-    views = {a: View(model.tokens) for a, model in held.items()}
+    writers = {a: StreamWriter(model.tokens) for a, model in held.items()}
     for step in range(episode.steps):
-        for agent, view in list(views.items()):
+        for agent, writer in list(writers.items()):
             seen = observations[agent]
-            view.observe(seen["text"], infos[agent]["questions"], step)
+            writer.observe(seen["text"], infos[agent]["questions"], step)
             if seen["turn"] != TurnKind.WAIT:
-                view.cue(seen["options"])
-            if len(view.stream) > len(episode.streams[agent]):  # it outgrew its slot, and read nothing more
-                del views[agent]
+                writer.cue(seen["options"])
+            if len(writer.stream) > len(episode.streams[agent]):  # it outgrew its slot, and read nothing more
+                del writers[agent]
         now = {turn.agent: (u, turn) for u, turn in enumerate(episode.turns) if turn.step == step}
         for agent, (u, turn) in now.items():
-            if turn.message and agent in views and turn.reply_ids and episode.players[agent] in speakers:
-                yield Place(number, u, copy.deepcopy(env), {a: len(view.stream) for a, view in views.items()})
+            if turn.message and agent in writers and turn.reply_ids and episode.players[agent] in speakers:
+                yield Message(number, u, copy.deepcopy(env), {a: len(writer.stream) for a, writer in writers.items()})
         for agent, (_, turn) in now.items():
-            if agent in views and turn.reply_ids:
-                views[agent].reply(turn.reply_ids, Kind.CHOICE if turn.kind == TurnKind.CHOOSE else Kind.SPEECH)
+            if agent in writers and turn.reply_ids:
+                writers[agent].reply(turn.reply_ids, Kind.CHOICE if turn.kind == TurnKind.CHOOSE else Kind.SPEECH)
         replies = {agent: turn.text for agent, (_, turn) in now.items()}
         observations, _, _, _, infos = env.step({a: replies.get(a, "") for a in env.agents})
 
@@ -165,12 +165,12 @@ def _side_by_side(agent: ModelAgent, count: int, wide: bool) -> int:
 
 
 @torch.no_grad()
-def _draw(agent: ModelAgent, episodes: Sequence[Episode], places: Sequence[Place], count: int, wide: bool) -> None:
-    """Draws the other replies of these places, as the agent draws its own."""
+def _draw(agent: ModelAgent, episodes: Sequence[Episode], messages: Sequence[Message], count: int, wide: bool) -> None:
+    """Draws the other replies of these messages, as the agent draws its own."""
     by_seat: dict[tuple[int, str], list[Stop]] = {}
-    for place in places:
-        turn = _turn(episodes, place)
-        by_seat.setdefault((place.game, turn.agent), []).append(Stop(turn.start, place))
+    for message in messages:
+        turn = _turn(episodes, message)
+        by_seat.setdefault((message.game, turn.agent), []).append(Stop(turn.start, message))
     if not count:
         return
     rows = _side_by_side(agent, count, wide)
@@ -197,60 +197,60 @@ def _draw(agent: ModelAgent, episodes: Sequence[Episode], places: Sequence[Place
             if active:
                 last = engine.read([forks[i] for i in active], [replies[i][-1:] for i in active])
         for stop, reply in zip(at, replies, strict=True):
-            stop.place.replies.append(reply)
+            stop.message.replies.append(reply)
         for slot in forks:
             engine.free(slot)
 
 
 def _seeds(episodes: Sequence[Episode], stop: Stop, count: int) -> np.ndarray:
     """Seeds of the draws at a stop, (count,): functions of the game and of what its author has read."""
-    episode, turn = episodes[stop.place.game], _turn(episodes, stop.place)
+    episode, turn = episodes[stop.message.game], _turn(episodes, stop.message)
     prefix = zlib.crc32(np.array(episode.streams[turn.agent].tokens[: stop.length], dtype=np.int64).tobytes())
     return np.random.SeedSequence([episode.seed, RESAMPLED, prefix]).generate_state(count, np.uint64)
 
 
 def _hearing(
-    episode: Episode, place: Place, models: Mapping[str, ModelAgent], voting: Collection[int]
+    episode: Episode, message: Message, models: Mapping[str, ModelAgent], voting: Collection[int]
 ) -> dict[str, Stop]:
     """Lets copies of the game hear each other message; returns, by agent that is asked, what it then reads.
 
     `voting`: indices of the messages after which the game goes on to the vote.
     """
-    turn = episode.turns[place.turn]
-    stops = {agent: Stop(length, place) for agent, length in place.lengths.items()}
-    for number, ids in enumerate(place.replies):
-        env = copy.deepcopy(place.env)
+    turn = episode.turns[message.turn]
+    stops = {agent: Stop(length, message) for agent, length in message.lengths.items()}
+    for number, ids in enumerate(message.replies):
+        env = copy.deepcopy(message.env)
         author = models[episode.players[turn.agent]]
         actions = dict.fromkeys(env.agents, "") | {turn.agent: author.tokens.reply_text(ids)}
         observations, _, _, _, infos = env.step(actions)
-        views = {}
+        writers = {}
         for agent, stop in stops.items():
             recorded, tokens = episode.streams[agent], models[episode.players[agent]].tokens
-            views[agent] = View(tokens, Stream(recorded.tokens[: stop.length], recorded.kinds[: stop.length]))
+            writers[agent] = StreamWriter(tokens, Stream(recorded.tokens[: stop.length], recorded.kinds[: stop.length]))
             if agent == turn.agent:
-                views[agent].reply(ids, Kind.SPEECH)
-        legal = {agent: _look(view, observations, infos, agent, turn.step + 1) for agent, view in views.items()}
-        asked = {agent: list(view.asked) for agent, view in views.items()}
+                writers[agent].reply(ids, Kind.SPEECH)
+        legal = {agent: _look(writer, observations, infos, agent, turn.step + 1) for agent, writer in writers.items()}
+        asked = {agent: list(writer.asked) for agent, writer in writers.items()}
         if number in voting:
-            for agent, vote in _vote(episode, env, views, observations, infos, legal, turn.step + 1).items():
+            for agent, vote in _vote(episode, env, writers, observations, infos, legal, turn.step + 1).items():
                 asked[agent].append(vote)
         for agent, stop in stops.items():
             end = max((each.position + 1 for each in asked[agent]), default=stop.length)
             fits = end <= models[episode.players[agent]].engine.context
-            stop.chunks.append(views[agent].stream.tokens[stop.length : end] if fits else [])
+            stop.chunks.append(writers[agent].stream.tokens[stop.length : end] if fits else [])
             stop.asked.append(asked[agent] if fits else [])
     return {agent: stop for agent, stop in stops.items() if any(stop.asked)}
 
 
-def _look(view: View, observations: Any, infos: Any, agent: str, step: int) -> tuple[int, ...]:
+def _look(writer: StreamWriter, observations: Any, infos: Any, agent: str, step: int) -> tuple[int, ...]:
     """Reads what the game shows, up to the place of the reply. Returns the ids of its options."""
     seen = observations[agent]
-    view.observe(seen["text"], infos[agent]["questions"], step)
-    return view.cue(seen["options"]) if seen["turn"] != TurnKind.WAIT else ()
+    writer.observe(seen["text"], infos[agent]["questions"], step)
+    return writer.cue(seen["options"]) if seen["turn"] != TurnKind.WAIT else ()
 
 
 def _vote(
-    episode: Episode, env: Any, views: Mapping[str, View], observations: Any, infos: Any,
+    episode: Episode, env: Any, writers: Mapping[str, StreamWriter], observations: Any, infos: Any,
     legal: Mapping[str, tuple[int, ...]], step: int,
 ) -> dict[str, Asked]:  # fmt: skip
     """Goes on with the recorded turns up to the next vote; what it asks, by agent. Empty if others are on turn."""
@@ -262,18 +262,18 @@ def _vote(
         found = {}
         for agent in due:
             options, true = tuple(observations[agent]["options"]), tuple(infos[agent].get("truths", ()))
-            if agent in views and true:
+            if agent in writers and true:
                 question = Question(VOTE, options, true[0], true[1:])
-                found[agent] = Asked(len(views[agent].stream) - 1, step, question, legal[agent])
+                found[agent] = Asked(len(writers[agent].stream) - 1, step, question, legal[agent])
         if found:
             return found
         for agent in due:
-            if agent in views and (turn := turns[step, agent]).reply_ids:
-                views[agent].reply(turn.reply_ids, Kind.CHOICE if turn.kind == TurnKind.CHOOSE else Kind.SPEECH)
+            if agent in writers and (turn := turns[step, agent]).reply_ids:
+                writers[agent].reply(turn.reply_ids, Kind.CHOICE if turn.kind == TurnKind.CHOOSE else Kind.SPEECH)
         replies = {agent: turns[step, agent].text for agent in due}
         observations, _, _, _, infos = env.step({agent: replies.get(agent, "") for agent in env.agents})
         step += 1
-        legal = {agent: _look(view, observations, infos, agent, step) for agent, view in views.items()}
+        legal = {agent: _look(writer, observations, infos, agent, step) for agent, writer in writers.items()}
     return {}
 
 
@@ -312,6 +312,6 @@ def _hear(
                 for row, a in zip(logits, asked, strict=True)
             ]
             heard_by = beliefs_of(listener, episodes[game].roles[listener], asked, probs)
-            stop.place.heard[j] += answered(heard_by, episodes[game].answers)
+            stop.message.heard[j] += answered(heard_by, episodes[game].answers)
         for fork in forks:
             engine.free(fork)

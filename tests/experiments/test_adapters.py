@@ -32,7 +32,8 @@ SHORT = ("algo.iterations=1", "eval.games=0", "eval.final_games=2")
 
 
 def configured(folder: Path, bases: Path, *overrides: str) -> DictConfig:
-    return configure("train", *DOND, LORA, "algo.iterations=3", f"runs={folder}", f"cache={bases}", *overrides)
+    return configure("train", *DOND, LORA, "algo.iterations=3", "eval.every=3", f"runs={folder}", f"cache={bases}",
+                     *overrides)  # fmt: skip
 
 
 def trained(folder: Path, bases: Path, *overrides: str) -> Path:

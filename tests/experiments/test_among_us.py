@@ -159,7 +159,7 @@ def test_a_start_of_another_shape_is_told_of(run: Train, capsys: pytest.CaptureF
 
 def test_a_finished_run_may_be_the_opponent(run: Train) -> None:
     opponent = run(*IMPOSTER)
-    made = run(f"cast.imposter.player={opponent}", "algo.iterations=1")
+    made = run(f"cast.imposter.player={opponent}", "algo.iterations=1", "eval.games=0")
     assert seating(made / "episodes" / "trained.jsonl")[0] == (["base", *["trained"] * 3], [opponent.name])
     # Before any learning these are the games of the base's crewmates against that imposter.
     assert texts(made / "episodes" / "base.jsonl") == texts(opponent / "episodes" / "trained.jsonl")
@@ -381,7 +381,7 @@ def test_learning_from_planned_votes(run: Train) -> None:
     assert plain(pikl)["base"] == plain(ppo)["base"] and plain(pikl)["model"] == plain(ppo)["model"]
     algo = run_spec(pikl).algo
     assert (algo.update.optimizer, algo.games, algo.iterations) == ("muon", ppo.algo.games, ppo.algo.iterations)
-    made = run("algo=pikl", "algo.planner.iterations=3", "algo.iterations=1")
+    made = run("algo=pikl", "algo.planner.iterations=3", "algo.iterations=1", "eval.games=0")
     found = logged(made, "train")
     assert all(row["loss/plan"] > 0 and "loss/policy" not in row for row in found.values())
     # Evaluation is played without the planner; games of training show what it weighed.

@@ -33,7 +33,10 @@ def stages(out: Path, *overrides: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("name", checks.CHECKS)
+TWICE = ("deterministic twice", "adapters")  # held by quick tests of train too: test_train.py, test_adapters.py
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in TWICE)) for n in checks.CHECKS])
 def test_a_processor_passes_every_check(name: str) -> None:
     if name == "adapters":
         pytest.importorskip("peft")

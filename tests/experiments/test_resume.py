@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("no_pages")
 
 
 def three_iterations(folder: Path, *overrides: str) -> DictConfig:
-    return configure("train", *DOND, "algo.iterations=3", "eval.every=2", f"runs={folder}", *overrides)
+    return configure("train", *DOND, "algo.iterations=3", "eval.every=3", f"runs={folder}", *overrides)
 
 
 def go_on(folder: Path, *overrides: str) -> Path:
@@ -169,7 +169,9 @@ def test_games_of_the_base_are_of_the_same_contexts(bases: Path, tmp_path: Path)
     assert first == trained and second == again and first[0] == [1, 4, 1] and second[0] == [3, 1, 2]
 
 
-@pytest.mark.parametrize("place", ["cast.negotiator={{partner:{0},partners:1}}", "init.learner={0}"])
+@pytest.mark.parametrize(
+    "place", ["cast.negotiator={{partner:{0},partners:1}}", pytest.param("init.learner={0}", marks=pytest.mark.slow)]
+)
 def test_another_run_that_was_replaced_is_refused(stopped: Path, tmp_path: Path, place: str) -> None:
     (base,) = (tmp_path / "bases").glob("dond-*")
     policy, other = load_policy(base), tmp_path / "other"

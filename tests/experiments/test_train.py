@@ -121,6 +121,9 @@ def test_the_same_configuration_gives_the_same_run(finished: Path, bases: Path, 
     assert again.name == finished.name
     assert (again / "metrics.jsonl").read_text() == (finished / "metrics.jsonl").read_text()
     assert [path.name.rpartition("-")[2] for path in again.glob("wandb/offline-run-*")] == [config_hash(cfg)]
+    (record,) = again.glob("wandb/offline-run-*/*.wandb")
+    for text in (f"report-{config_hash(cfg)}", "trained/game/score/high", cfg.name, cfg.arm):
+        assert text.encode() in record.read_bytes(), text
 
 
 @pytest.mark.usefixtures("no_pages")
@@ -158,7 +161,7 @@ def test_an_arm_does_not_play_its_bases_games_again(
     ours, other = (json.loads((run / "evaluation.json").read_text()) for run in (made, finished))
     assert ours["conditions"]["base"] == other["conditions"]["base"]
     assert ours["conditions"]["trained"] != other["conditions"]["trained"]
-    train.main(configure("train", *DOND, *arm, "algo.concurrency=3"))
+    train.main(configure("train", *DOND, *arm, "algo.concurrency=2"))
     assert sorted(measured) == ["base", "trained", "trained"]
 
 
@@ -235,8 +238,9 @@ def test_an_iteration_without_the_learner_teaches_nothing(algo: str, bases: Path
 @pytest.mark.parametrize("algo", ["ppo", *(pytest.param(a, marks=pytest.mark.slow) for a in ("filtered_bc", "pikl"))])
 def test_games_that_outgrow_the_context_are_given_up_and_counted(algo: str, bases: Path, tmp_path: Path) -> None:
     # A model that has learned next to nothing is refused again and again.
-    own = ("base.games=24", "base.rows=16", "model.context=128", "env.max_errors=30", "algo.games=2")
-    cfg = configure("train", *DOND, f"algo={algo}", *own, "eval.final_games=2", f"runs={tmp_path}", f"cache={bases}")
+    own = ("base.games=24", "base.rows=16", "model.context=128", "env.max_entries=6", "env.max_errors=30")
+    cfg = configure("train", *DOND, f"algo={algo}", *own, "algo.games=2", "eval.final_games=2", f"runs={tmp_path}",
+                    f"cache={bases}")  # fmt: skip
     train.main(cfg)
     rows = lines(run_folder(cfg) / "metrics.jsonl")
     assert [row["iteration"] for row in rows if row["phase"] == "train"] == [1, 2]
@@ -249,7 +253,8 @@ def test_games_that_outgrow_the_context_are_given_up_and_counted(algo: str, base
 @pytest.mark.usefixtures("no_pages")
 @pytest.mark.filterwarnings("ignore:.* reads whole streams again")
 @pytest.mark.parametrize(
-    "architecture", ["qwen3", "mamba2", *(pytest.param(a, marks=pytest.mark.slow) for a in ("mistral", "gpt_neo"))]
+    "architecture",
+    ["qwen3", *(pytest.param(a, marks=pytest.mark.slow) for a in ("mistral", "mamba2", "gpt_neo"))],
 )
 def test_any_causal_model_goes_through_the_same_loop(
     architecture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -5,7 +5,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from envs.dond import texts as dond_texts
-from marl.model.tokens import BOS, CUE, PAD, Tokens, View
+from marl.model.tokens import BOS, CUE, PAD, StreamWriter, Tokens
 from marl.types import Kind
 from tests.marl.models import CHATML, NATURAL_TEXTS, NO_SYSTEM, hf_tokenizer
 
@@ -166,9 +166,9 @@ def spaced(scheme: str, chat_template: str | None = None) -> Tokens:
 PLAIN, CHAT = hf_tokens(), hf_tokens(CHATML, single_digits=True)
 
 
-def converse(tokens: Tokens, opening: str, talk: list[tuple[str, str]]) -> View:
+def converse(tokens: Tokens, opening: str, talk: list[tuple[str, str]]) -> StreamWriter:
     """A view of a game: an opening, then replies (a) and what is heard between them (u)."""
-    view = View(tokens)
+    view = StreamWriter(tokens)
     view.observe(opening, (), 0)
     for step, (who, text) in enumerate(talk):
         if who == "u":

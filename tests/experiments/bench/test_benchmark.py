@@ -38,7 +38,7 @@ ENVS: dict[str, dict[str, Any]] = {
 
 
 def run(*overrides: str) -> dict[str, Any]:
-    short = ["env.max_steps=8", "long_games.among_us.messages_each=1"]
+    short = ["env.max_steps=8", "long_games.among_us.messages_each=1", "repeats=1"]
     cfg = configure("benchmark", "bench=quick", "device=cpu", *short, *overrides)
     benchmark.main(cfg)
     found: dict[str, Any] = json.loads((Path(cfg.out) / "benchmark.json").read_text())

@@ -212,11 +212,11 @@ def test_only_presets_that_promise_what_is_on_list_terms() -> None:
     assert promising == set(PROMISING)
 
 
-@pytest.mark.parametrize("env", ["dond", "among_us"])
-def test_what_presets_promise_is_what_they_train(env: str) -> None:
+@pytest.mark.parametrize("game", [(), ("env=among_us",)])
+def test_what_presets_promise_is_what_they_train(game: tuple[str, ...]) -> None:
     """No term of ours that has a weight there is missing in their lists: no published run would be another one."""
     for preset in PROMISING:
-        cfg = configure("train", f"env={env}", f"ablation={preset}")
+        cfg = configure("train", *game, f"ablation={preset}")
         assert not [name for name in measured(cfg) if name.replace(".", "/") in WORDING]
         assert set(cfg.only) == {cfg.arm}
 
@@ -243,7 +243,7 @@ def test_a_pretrained_model_takes_smaller_steps_than_one_from_scratch() -> None:
             spec = run_spec(configure("train", *own))
             assert spec.model.lora == AdapterConfig() and not spec.base.lessons and not spec.base.players
             assert spec.algo.update.optimizer == "adamw" and spec.env["style"] == "natural"
-            for command in ("evaluate", "play"):
-                assert configure(command, *own).base == configure("train", *own).base
+            command = "evaluate" if game == "dond" else "play"
+            assert configure(command, *own).base == configure("train", *own).base
     for command in ("evaluate", "play"):  # which may make the same base
         assert configure(command, *hf, "base=scripted").base.learning_rate == 5e-5

@@ -14,8 +14,7 @@ from marl.algorithms import training
 from marl.learning.advantages import Credit, add_advantages, standardise
 from marl.storage.tracking import METRICS_FILE, read_metrics
 from marl.types import TokenBatch
-from tests.composing import configure, run_folder
-from tests.torture import TALKING
+from tests.composing import DOND, configure, run_folder
 
 TERMS = '''
 from dataclasses import dataclass
@@ -46,7 +45,7 @@ class Choosy:
 
 
 def test_terms_of_another_package_are_trained_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of all losses only the package's has a weight: what the policy learns, it learns from that."""
     (tmp_path / "elsewhere").mkdir()
@@ -65,10 +64,9 @@ def test_terms_of_another_package_are_trained_with(
     monkeypatch.setattr(training, "update", spy)
     shipped = ("policy", "value", "entropy", "kl", "listening", "world_model", "imitation")
     cfg = configure(
-        "train", *TALKING, "experiment=dond_quickstart", "progress=false", "threads=1", "model.hidden_size=32",
-        "model.layers=1", "model.intermediate_size=32", "algo.iterations=1", "algo.games=6", "algo.concurrency=6",
-        "algo.max_new_tokens=12", "eval.games=0", "eval.final_games=2", f"runs={tmp_path}", f"cache={tmp_path}",
-        "base.games=100", "reward.speaking.weight=0", *(f"loss.{name}.weight=0" for name in shipped),
+        "train", *DOND, "algo.iterations=1", "algo.games=6", "algo.concurrency=6", "algo.max_new_tokens=12",
+        "eval.games=0", "eval.final_games=2", f"runs={tmp_path}", f"cache={bases}",
+        "reward.speaking.weight=0", *(f"loss.{name}.weight=0" for name in shipped),
         "+reward.long={_target_: terms_of_mine.Long}", "+loss.choosy={_target_: terms_of_mine.Choosy}",
     )  # fmt: skip
     train.main(cfg)

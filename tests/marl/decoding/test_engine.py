@@ -1,5 +1,6 @@
 """Incremental decoding against one full forward pass, and sampling against known probabilities."""
 
+import functools
 import gc
 import re
 import weakref
@@ -208,6 +209,7 @@ def test_slots_longer_than_the_models_context_are_refused(policies: dict[str, Po
         Engine(policies["gpt2"], 1, 1025)
 
 
+@functools.cache
 def other_models() -> dict[str, tuple[PreTrainedModel, str]]:
     """Models that no slot can hold, and why."""
     size = {"vocab_size": small_tokens().size}
@@ -279,8 +281,9 @@ SLIDING = {
 }
 
 
-@pytest.mark.parametrize("window", [1, 16, CONTEXT])
-@pytest.mark.parametrize("name", list(SLIDING))
+@pytest.mark.parametrize(
+    ("name", "window"), [*(("mistral", window) for window in (1, 16, CONTEXT)), ("qwen2", 1), ("gemma3", 16)]
+)
 def test_windows_slide_over_slots(name: str, window: int) -> None:
     """A slot keeps the whole stream; sliding layers see its last tokens, as the model itself does."""
     tokens = small_tokens()

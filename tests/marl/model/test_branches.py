@@ -16,7 +16,7 @@ from marl.decoding.engine import Engine
 from marl.learning.batch import collate
 from marl.model.branches import read_questions, reads_branches, sees
 from marl.model.policy import Policy
-from marl.model.tokens import YOUR_TURN, Tokens, View
+from marl.model.tokens import YOUR_TURN, StreamWriter, Tokens
 from marl.storage.checkpoint import load_policy, save_policy
 from marl.types import Belief, Episode, Kind, Stream, Turn
 from tests.marl.models import CHATML, RECURRENT, hf_policy, hf_tokenizer, random_lm, small_tokens, tiny_policy
@@ -85,7 +85,7 @@ def test_a_conversation_without_a_trace_of_questions() -> None:
     views = []
     for questions in ((), (asked,)):
         tokens.beside = True
-        view = View(tokens)
+        view = StreamWriter(tokens)
         view.observe("Take turns.", questions, 0)
         view.cue()
         ids = tokens.encode("[message] Hi [END]")
@@ -118,7 +118,7 @@ def test_letters_of_the_games_own_legend_are_not_listed() -> None:
     tokens = Tokens(hf_tokenizer(CHATML, single_digits=True))
     for beside in (True, False):
         tokens.beside = beside
-        view = View(tokens)
+        view = StreamWriter(tokens)
         view.observe("A is 0.", (Question("Points?", NUMBERS, "3", letters=True),), 0)
         (asked,) = view.asked
         ids = [*view.stream.tokens[: asked.position + 1], *asked.branch]

@@ -9,7 +9,7 @@ from transformers.utils import chat_template_utils
 
 from envs.core import Question
 from marl.common.errors import UserError
-from marl.model.tokens import BOS, CUE, Tokens, View
+from marl.model.tokens import BOS, CUE, StreamWriter, Tokens
 from marl.types import Kind
 from tests.marl.models import CHATML, NO_SYSTEM, hf_tokenizer, small_tokens
 from tests.marl.templates import (
@@ -43,7 +43,7 @@ READ = [  # white space at texts' ends, and none
 
 def ours_and_theirs(tokens: Tokens, opening: str, texts: Sequence[str]) -> Iterator[tuple[list[int], list[int]]]:
     """A stream, and the ids of what the template renders, wherever a reply is due; the opening is this role's."""
-    view, chat = View(tokens), []
+    view, chat = StreamWriter(tokens), []
     for step, text in enumerate(texts):
         view.observe(text, (), step)
         chat.append({"role": "user" if step else opening, "content": text})
@@ -173,7 +173,7 @@ def test_a_template_that_asks_for_the_date_is_told_the_same_one_every_day(
 def test_a_small_models_stream_is_written_as_it_is_meant() -> None:
     tokens = small_tokens()
     question = Question("<books?>", NUMBERS, "3")
-    view = View(tokens)
+    view = StreamWriter(tokens)
     view.observe("deal 1\n", (question,), 0)
     view.cue()
     start = view.reply(tokens.encode("[message] 5 [END]"), Kind.SPEECH)
@@ -191,14 +191,14 @@ def test_a_small_models_stream_is_written_as_it_is_meant() -> None:
 @pytest.mark.parametrize("template", [None, CHATML, NO_SYSTEM, OPENED, UNCUED])
 def test_a_question_before_anything_was_heard_is_read_whole(template: str | None) -> None:
     for tokens in (hf_tokens(template), small_tokens()):
-        view = View(tokens)
+        view = StreamWriter(tokens)
         view.observe("", (Question("books and hats?", NUMBERS[:10], "3"),), 0)
         assert "books and hats?" in tokens.decode(view.stream.tokens)
 
 
 def test_a_small_model_reads_listings_as_they_are() -> None:
     tokens = small_tokens()
-    view = View(tokens)
+    view = StreamWriter(tokens)
     view.observe("deal", (Question("<books?>", ("1 2", "3 4"), "1 2"), Question("<hats?>", NUMBERS, "3")), 0)
     legal = view.cue(("1 2", "3 4"))
     view.reply(legal[:1], Kind.CHOICE)
@@ -214,7 +214,7 @@ def test_a_small_model_reads_listings_as_they_are() -> None:
 
 def test_questions_to_a_model_without_turns_stand_on_lines_of_their_own() -> None:
     question, other = Question("How many?", NUMBERS, "3"), Question("Which one?", ("the hat", "a book"), "a book")
-    view = View(PLAIN)
+    view = StreamWriter(PLAIN)
     view.observe("one\n", (question, other), 0)
     view.observe("Partner: no", (question,), 1)  # without a line break
     view.cue()
@@ -233,7 +233,7 @@ def test_questions_to_a_model_without_turns_stand_on_lines_of_their_own() -> Non
 
 
 def test_a_chat_model_is_asked_in_a_turn_of_its_own() -> None:
-    view = View(CHAT)
+    view = StreamWriter(CHAT)
     view.observe("one", (Question("how many?", NUMBERS, "3"),), 0)
     listing = "".join(f"\n{letter}) {n}" for letter, n in zip("ABCDEFGHIJK", NUMBERS, strict=True))
     assert CHAT.decode(view.stream.tokens) == (
@@ -267,7 +267,7 @@ def test_a_reply_never_follows_the_models_own_turn_where_nothing_cues_it() -> No
     tokens = hf_tokens(UNCUED)
     bos, eos = tokens.tokenizer.bos_token, tokens.tokenizer.eos_token
     question = Question("how many?", NUMBERS[:10], "3")
-    view = View(tokens)
+    view = StreamWriter(tokens)
     view.observe("one", (question, question), 0)
     view.cue()
     view.reply([*tokens.encode("two"), tokens.tokenizer.eos_token_id], Kind.SPEECH)

@@ -90,16 +90,34 @@ def agent_of(policy: Policy, **settings: Any) -> ModelAgent:
     return ModelAgent("learner", policy, slots=7 * GAMES, context=1024, max_new_tokens=6, **settings)
 
 
+PLAYED: dict[str, list[Episode]] = {}
+
+
 def play(env: dict[str, Any], policy: Policy, asked: bool = True, **settings: Any) -> list[Episode]:
-    make = env_maker(env)
-    agent = agent_of(policy, **settings)
-    return rollout(draw_games(0, 1, count=GAMES), everyone(agent), make if asked else lambda: Unasked(make()), GAMES)
+    """Plays the game's few games; the same ones are played once, since nobody changes them or their policies."""
+    if (key := f"{env} {asked} {settings}") not in PLAYED:
+        make = env_maker(env)
+        agent = agent_of(policy, **settings)
+        games = draw_games(0, 1, count=GAMES)
+        PLAYED[key] = rollout(games, everyone(agent), make if asked else lambda: Unasked(make()), GAMES)
+    return PLAYED[key]
 
 
-@pytest.mark.parametrize("settings", [{}, {"decode_steps": 3, "patience": 1.0}, {"read_budget": 64}], ids=str)
-def test_asking_is_free_of_consequences(settings: dict[str, Any], case: tuple[dict[str, Any], Policy]) -> None:
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        *((name, {}) for name in SETTINGS),
+        ("dond", {"decode_steps": 3, "patience": 1.0}),
+        ("by_vote", {"decode_steps": 3, "patience": 1.0}),
+        ("in_parts", {"read_budget": 64}),
+        ("among_us", {"read_budget": 64}),
+    ],
+    ids=str,
+)
+def test_asking_is_free_of_consequences(name: str, settings: dict[str, Any], chat: Policy, tiny: Policy) -> None:
     """Tokens, values and log-probabilities, to the last bit."""
-    env, policy = case
+    env = SETTINGS[name]
+    policy = chat if env["game"] == "dond" else tiny
     with_questions, without = (play(env, policy, asked, **settings) for asked in (True, False))
     assert sum(len(episode.beliefs) for episode in with_questions) > 20
     for a, b in zip(with_questions, without, strict=True):

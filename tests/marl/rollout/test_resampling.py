@@ -29,8 +29,8 @@ from tests.marl.updates import noisy
 
 RESAMPLED = SpeakingReward(baseline="resampled")
 GAMES = {
-    "among_us": {"game": "among_us", "style": "compact", "max_steps": 100, "cooldown": 1},
-    "by_vote": {"game": "among_us", "style": "compact", "max_steps": 100, "cooldown": 1, "belief": "vote"},
+    "among_us": {"game": "among_us", "style": "compact", "max_steps": 60, "cooldown": 1},
+    "by_vote": {"game": "among_us", "style": "compact", "max_steps": 60, "cooldown": 1, "belief": "vote"},
     "dond": {"game": "dond", "style": "compact", "objective": 0.0},
 }
 

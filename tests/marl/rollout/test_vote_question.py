@@ -11,7 +11,7 @@ from envs.among_us.texts import COMPACT_TOKENS
 from envs.core import Question
 from marl.agents.model import ModelAgent
 from marl.model.policy import Policy, tiny_lm
-from marl.model.tokens import CUE, Tokens, View, train_tokenizer
+from marl.model.tokens import CUE, StreamWriter, Tokens, train_tokenizer
 from marl.pretraining.corpus import scripted_texts
 from marl.rewards.speaking import SpeakingReward
 from marl.rollout.games import env_maker, scripted
@@ -38,7 +38,7 @@ def episodes(tokens: Tokens) -> list[Episode]:
 def test_a_stream_by_hand(tokens: Tokens) -> None:
     (vote,), (red,), (blue,), (skip,) = (tokens.encode(text) for text in (" vote", " red", " blue", " skip"))
     cue = tokens.tokenizer.get_vocab()[CUE]
-    view = View(tokens)
+    view = StreamWriter(tokens)
     view.observe(" red", (VOTES,), 0)
     view.observe(" blue vote", (VOTES,), 1)
     assert view.cue(("skip", "red", "blue")) == (skip, red, blue)
