@@ -202,10 +202,12 @@ class Board:
 
         A unit holds (moves) or is disbanded (retreats) if its order is missing, illegal or given twice. Missing builds
         are waived; missing disbandments are chosen by the rules. Another's units and unknown powers change nothing.
-        Raises ValueError after the end.
+        Raises ValueError after the end, and for orders that are not by power.
         """
         if self.over:
             raise ValueError("The game is over: no orders can be given. Make a new board, or restore a position.")
+        if not isinstance(orders, Mapping):
+            raise ValueError(f"Orders must be lists by power, as in {{'FRANCE': ['A PAR H']}}, got {orders!r:.40}.")
         options, kind = self.options(), self.kind
         self.orders, self.corrections = {}, {}
         for name in self.powers:

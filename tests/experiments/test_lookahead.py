@@ -166,9 +166,7 @@ def test_players_of_a_study_play_in_texts(tmp_path: Path, capsys: pytest.Capture
     ):
         with pytest.raises(UserError, match=said):
             planner_agent(path, {**env, **changed})
-    with pytest.raises(
-        UserError, match=r"that study has no such player\. Take one of SL, SearchBot, HedgeBot, BRBot, D"
-    ):
+    with pytest.raises(UserError, match=r"that study has no such player\. Take one of SL, BRBot, HedgeBot, S"):
         text_player(f"{study.folder}/BRBOT-s3", env)
     evaluate.main(configure("evaluate", "env=diplomacy", "env.years=1", "games=1", f"players=[{path},random]"))
     assert "SL-s3" in capsys.readouterr().out

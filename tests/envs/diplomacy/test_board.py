@@ -254,6 +254,13 @@ def test_bad_orders_count_as_hold(given: object, words: tuple[str, ...]) -> None
         assert any(word in sentence for sentence in board.corrections["FRANCE"]), board.corrections
 
 
+def test_orders_that_are_not_by_power_are_refused() -> None:
+    board = Board("pure")
+    with pytest.raises(ValueError, match=r"Orders must be lists by power, .* got \['A PAR H'\]\."):
+        board.process(["A PAR H"])  # type: ignore[arg-type]
+    assert board.phase == "S1901M"
+
+
 # --- Branching, determinism, ends -------------------------------------------------------------------------------------
 @pytest.mark.parametrize("map_name", MAPS)
 def test_restored_positions_go_on_alike(map_name: str) -> None:
