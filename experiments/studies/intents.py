@@ -7,8 +7,9 @@ with intents, trains a dialogue model for each arm (no grounding, own values, in
 and plays the same games with the planner and each of its filters switched on. Everything is kept in `cells`, so that
 the same command goes on. The models of the arm `both` make a player, `runs/intents-both-sSEED+cicero`.
 
-Writes `table.csv` and `figure.svg`, `control.csv` (examples), `filters.csv` (refusals in play) and `correspondence.csv`
-(the tested messages, to be read by hand).
+Writes `table.csv` and `figure.svg`, `control.csv` (generated messages that name items), `situations.csv` (messages at
+the same places under three intents), `filters-sSEED.csv` (refusals in play) and `correspondence.csv` (the tested
+messages, to be read by hand).
 """
 
 from __future__ import annotations
@@ -120,6 +121,8 @@ def of_seed(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Fi
     for arm in cfg.arms:
         path = place.cells / f"dialogue-{arm}-s{made.seed}-{control}.json"
         found |= kept(path, functools.partial(dialogue, made, arm, cfg, place))
+    if not made.seed:
+        write_situations(made, place.out / "situations.csv")
     return {**found, **recalls, **play(made, ensemble, cfg, spec, place)}
 
 
@@ -164,7 +167,8 @@ def make_models(seed: int, data: str, cfg: DictConfig, spec: PlaySpec, place: Wo
             place.bar.close()
 
     how: dict[str, Any] = {"device": place.device, "progress": progress, "report": say}
-    origin, start = None, ""
+    origin: Policy | None = None
+    start = ""
     for number in range(cfg.rounds):  # what the action models of all seeds start from
         shared = replace(spec.base, seed=spec.base.seed + ROUND * number)
         about = {"base": asdict(shared), "env": unvaried(train_env, base), "model": asdict(spec.model)}
@@ -291,6 +295,22 @@ def dialogue(made: Made, arm: str, cfg: DictConfig, place: Workspace) -> Figures
     return {**{(arm, name): each for name, each in figures.items()}, **found_by_people}
 
 
+def write_situations(made: Made, path: Path, most: int = 8) -> None:
+    """Writes messages at the same places under three intents: the annotated one, and two others."""
+    make_env = env_maker({**made.env, "split": "train"})
+    lines: list[list[Any]] = []
+    for further, name in enumerate(("annotated", "another", "a third")):
+        found = controlled(
+            made.dialogue["both"], "both", made.views, made.intents, make_env(), swap=bool(further), most=most,
+            context=512, rng=np.random.default_rng([made.seed, 4]), further=further,
+        )  # fmt: skip
+        for place, each in enumerate(found):
+            numbers = (" ".join(map(str, triple)) for triple in (each.counts, each.intent.own))
+            lines.append([place, name, *numbers, each.heard, each.human, each.message])
+    lines.sort(key=lambda line: line[0])
+    write_csv(path, ("place", "intent_is", "counts", "intent", "heard", "human", "message"), lines)
+
+
 def kept(path: Path, find: Callable[[], Figures]) -> Figures:
     """Figures from a file, or found and kept there."""
     if not path.exists():
@@ -312,7 +332,8 @@ def play(made: Made, ensemble: Ensemble, cfg: DictConfig, spec: PlaySpec, place:
     limits = replace(spec.algo, games=cfg.games, concurrency=min(cfg.concurrency, cfg.games))
     refusals: list[list[object]] = []
     for partner in cfg.partners:
-        end, scores = "" if partner == PEOPLE else f" v {partner}", {}
+        end = "" if partner == PEOPLE else f" v {partner}"
+        scores: dict[str, np.ndarray] = {}
         for arm in (PEOPLE, *ABLATIONS):
             path = place.cells / f"games-s{made.seed}-{digest(played_by(made, arm, partner, cicero, cfg))[:10]}.json"
             if not path.exists():

@@ -56,7 +56,7 @@ def human_perplexity(
 class Controlled:
     """A message that was generated for an intent."""
 
-    dialogue: str
+    heard: str  # what the partner said before; empty if nothing
     human: str  # what a person said there
     counts: Triple
     intent: Intent
@@ -92,9 +92,10 @@ def control(found: Sequence[Controlled], rng: np.random.Generator) -> dict[str, 
 def controlled(
     policy: Policy, arm: str, views: Sequence[HumanView], intents: Mapping[int, Sequence[Intent]], env: Any, *,
     swap: bool, most: int, context: int, rng: np.random.Generator, top_p: float = 0.9, limit: int = 32,
+    further: int = 0,
 ) -> list[Controlled]:  # fmt: skip
     """Generates one message at each of `most` places where people spoke, under the annotated intent, or (`swap`) under
-    another complementary pair of claims, drawn at random."""
+    another complementary pair of claims, drawn at random, or the one so much `further`."""
     places = [
         (view, reply)
         for view in views
@@ -107,7 +108,7 @@ def controlled(
         own = [*intents[view.index]]
         if swap:
             others = [c for c in allocations(view.counts) if any(c) and c not in (view.counts, own[reply].own)]
-            claim = others[rng.integers(len(others))]
+            claim = others[(rng.integers(len(others)) + further) % len(others)]
             own[reply] = Intent(claim, rest(claim, view.counts))
         streams.append(_up_to_reply(grounded(replay(view, env), arm, own), policy.tokens, reply))
         wanted.append(own[reply])
@@ -123,8 +124,9 @@ def controlled(
             engine.free(slot)
         for (view, reply), intent, (ids, _) in zip(drawn[start:], wanted[start:], texts, strict=False):
             message = words_of(ids, engine)
-            human = [text for who, text in view.turns if who == "YOU" and text is not None][reply]
-            found.append(Controlled(view.dialogue, human, view.counts, intent, message))
+            own = [place for place, (who, text) in enumerate(view.turns) if who == "YOU" and text is not None][reply]
+            heard, human = view.turns[own - 1][1] if own else "", view.turns[own][1]
+            found.append(Controlled(heard or "", human or "", view.counts, intent, message))
     return found
 
 

@@ -71,8 +71,13 @@ def grounded(steps: Sequence[Step], arm: str, intents: Sequence[Intent]) -> Step
 
 def unasked(steps: Iterable[Step]) -> list[Step]:
     """The same without belief questions, as claims are read: such streams are a third shorter."""
-    heard: list[Step] = [step if step[0] == "reply" else ("observe", step[1], ()) for step in steps]
-    return [step for step in heard if step[1]]
+    found: list[Step] = []
+    for step in steps:
+        if step[0] == "reply":
+            found.append(step)
+        elif step[1]:
+            found.append(("observe", step[1], ()))
+    return found
 
 
 def up_to_claim(steps: Sequence[Step], tokens: Tokens) -> list[int]:

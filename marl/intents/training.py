@@ -180,7 +180,11 @@ def in_action_model(seed: int) -> dict[str, Any]:
     def add(view: HumanView, order: Triple, steps: list[Step]) -> corpus.Steps:
         if view.index not in shown:
             return [*steps]
-        return [("given", s[1]) if s[0] == "reply" and not s[1].startswith(PROPOSE) else s for s in unasked(steps)]
+        read: corpus.Steps = []
+        for step in unasked(steps):
+            given = step[0] == "reply" and not step[1].startswith(PROPOSE)
+            read.append(("given", step[1]) if given else step)
+        return read
 
     return {"refuse": unfaithful, "cut": cut, "add": add}
 

@@ -128,5 +128,8 @@ def test_the_study_goes_from_dialogues_to_a_table(tmp_path: Path, capsys: pytest
         r["arm"] for r in rows if r["metric"] == "game/score"
     }
     assert (tmp_path / "out" / "figure.svg").is_file() and (tmp_path / "intents-both-s0" / PARTS).is_file()
+    told = csv_rows(tmp_path / "out" / "situations.csv")
+    assert {row["intent_is"] for row in told if row["place"] == "0"} == {"annotated", "another", "a third"}
+    assert len({row["human"] for row in told if row["place"] == "0"}) == 1
     intents.main(configure("intents", *small))
     assert (tmp_path / "out" / "table.csv").read_text() == first
