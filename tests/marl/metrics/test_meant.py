@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -18,6 +20,7 @@ from marl.pretraining.corpus import scripted_texts
 from marl.rollout.games import env_maker, exchangeable, game_module, scripted
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import draw_games
+from marl.types import Episode
 from tests.marl.models import tiny_policy
 
 ENV = {"game": "among_us", "style": "compact", "height": 1, "cooldown": 1, "max_steps": 80}
@@ -49,12 +52,26 @@ class Planted:
         return logits / temperature
 
 
+def doubling(episode: Episode) -> Episode:
+    """The game with listeners whose belief in the truth doubles from one answer to the next."""
+    asked: Counter[str] = Counter()
+    beliefs = []
+    for belief in episode.beliefs:
+        truth = 1e-6 * 2.0 ** asked[belief.listener]
+        asked[belief.listener] += 1
+        probs = np.full(len(belief.probs), (1 - truth) / (len(belief.probs) - 1))
+        probs[belief.question.answer_index] = truth
+        beliefs.append(replace(belief, probs=probs))
+    return replace(episode, beliefs=tuple(beliefs))
+
+
 def measured(pull: float) -> tuple[dict[str, Any], list[tuple[int, list[float]]]]:
     """The figures of scripted crews' words in the mouth of the planted speaker, and the posteriors by hand."""
     policy = Planted(pull)
     games = rollout(
         draw_games(5, 1, count=16), everyone(scripted("among_us", tokens=policy.tokens)), env_maker(ENV), 16
     )
+    games = [doubling(episode) for episode in games]
     agent = ModelAgent("scripted", tiny_policy(), slots=1, context=512)
     agent.policy, agent.tokens = policy, policy.tokens  # type: ignore[assignment]
     found = meant_metrics(games, {"scripted": agent}, WORDS, np.random.default_rng(0), {"scripted"})
@@ -89,7 +106,8 @@ def test_the_posterior_is_the_one_by_hand() -> None:
     found, by_hand = measured(0.3)
     assert len(by_hand) > 5
     np.testing.assert_allclose(found["talk/said"].mean, np.mean([np.log(n) + log[0] for n, log in by_hand]), atol=1e-6)
-    assert "talk/heard" not in found  # scripted listeners are not asked
+    np.testing.assert_allclose(found["talk/heard"].mean, np.log(2))
+    np.testing.assert_allclose(found["talk/share_heard"].mean, np.log(2) / found["talk/said"].mean)
     np.testing.assert_allclose(found["talk/prior"].mean, np.mean([np.log(n) for n, _ in by_hand]))
 
 

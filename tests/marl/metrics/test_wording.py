@@ -1,5 +1,7 @@
 """Labels of metrics, and the pairs of arms that tables compare."""
 
+import math
+
 from marl.metrics.wording import bounds, headline, of_ones_own, pairs_of, wording
 
 
@@ -18,6 +20,7 @@ def test_the_words_of_a_metric() -> None:
     assert wording("game/how/checkmate").label == "Ends: checkmate" and wording("game/how/checkmate").percent
     assert wording("game/win_rate/crewmates").label == "Crewmates win"
     assert wording("loss/doubt").label == "Loss: doubt" and wording("reward/short").label == "Reward: short"
+    assert bounds("talk/share_heard") == bounds("talk/credit/silence") == (-math.inf, math.inf)
     assert wording("what/ever").label == "what/ever" and bounds("game/win_rate/white") == (0.0, 1.0)
     own = ["loss/doubt", "game/how/checkmate", "game/win_rate/white", "reward/short"]
     losses = ("policy", "value", "entropy", "kl", "listening", "world_model", "imitation", "plan")
