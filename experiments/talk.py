@@ -62,6 +62,11 @@ def main(cfg: DictConfig) -> None:
     out = Path(cfg.out)
 
     # Check.
+    if spec.env["game"] == "diplomacy":
+        raise UserError(
+            f"players={names}: Diplomacy is not measured here. See press/said, press/kept, press/heard and "
+            "press/granted in the run's own report, or in experiments.evaluate"
+        )
     env_maker(spec.env)
     check_writable(out, "out")
     device = pick_device(cfg.device)
