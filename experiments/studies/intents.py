@@ -193,8 +193,8 @@ def make_models(seed: int, data: str, cfg: DictConfig, spec: PlaySpec, place: Wo
     first = (action, start, later)  # what all arms have in common, and what each then learns by itself
     for arm in (MIXED, *cfg.arms):
         begun, begun_digest, learns = first if arm == MIXED else (models[MIXED], folder_digest(folders[MIXED]), own)
-        about = {"start": begun_digest, "base": asdict(learns)}
-        folders[arm] = cache / f"intents-{arm}-s{seed}-{digest(about)[:8]}"
+        settings = {"start": begun_digest, "base": asdict(learns)}
+        folders[arm] = cache / f"intents-{arm}-s{seed}-{digest(settings)[:8]}"
         models[arm] = dialogue_model(arm, begun, begun_digest, taught, learns, train_env, data, folders[arm], **how)
     del models[MIXED], folders[MIXED]
     return Made(seed, {**spec.env, "split": "test"}, data, action, views, intents, models, folders)
