@@ -52,12 +52,12 @@ class Planted:
         return logits / temperature
 
 
-def doubling(episode: Episode) -> Episode:
-    """The game with listeners whose belief in the truth doubles from one answer to the next."""
+def growing(episode: Episode) -> Episode:
+    """The game with listeners whose belief in the truth grows by a fifth from one answer to the next."""
     asked: Counter[str] = Counter()
     beliefs = []
     for belief in episode.beliefs:
-        truth = 1e-6 * 2.0 ** asked[belief.listener]
+        truth = 1e-6 * 1.2 ** asked[belief.listener]
         asked[belief.listener] += 1
         probs = np.full(len(belief.probs), (1 - truth) / (len(belief.probs) - 1))
         probs[belief.question.answer_index] = truth
@@ -71,7 +71,7 @@ def measured(pull: float) -> tuple[dict[str, Any], list[tuple[int, list[float]]]
     games = rollout(
         draw_games(5, 1, count=16), everyone(scripted("among_us", tokens=policy.tokens)), env_maker(ENV), 16
     )
-    games = [doubling(episode) for episode in games]
+    games = [growing(episode) for episode in games]
     agent = ModelAgent("scripted", tiny_policy(), slots=1, context=512)
     agent.policy, agent.tokens = policy, policy.tokens  # type: ignore[assignment]
     found = meant_metrics(games, {"scripted": agent}, WORDS, np.random.default_rng(0), {"scripted"})
@@ -106,8 +106,8 @@ def test_the_posterior_is_the_one_by_hand() -> None:
     found, by_hand = measured(0.3)
     assert len(by_hand) > 5
     np.testing.assert_allclose(found["talk/said"].mean, np.mean([np.log(n) + log[0] for n, log in by_hand]), atol=1e-6)
-    np.testing.assert_allclose(found["talk/heard"].mean, np.log(2))
-    np.testing.assert_allclose(found["talk/share_heard"].mean, np.log(2) / found["talk/said"].mean)
+    np.testing.assert_allclose(found["talk/heard"].mean, np.log(1.2))
+    np.testing.assert_allclose(found["talk/share_heard"].mean, np.log(1.2) / found["talk/said"].mean)
     np.testing.assert_allclose(found["talk/prior"].mean, np.mean([np.log(n) for n, _ in by_hand]))
 
 
