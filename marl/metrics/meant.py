@@ -72,8 +72,8 @@ def meant_metrics(
     there = ~np.isnan(heard)  # somebody was asked before and after
     values = {
         "talk/said": said_,
-        "talk/prior": [np.log(len(p)) for _, p, _ in found],
-        "talk/meant_right": [float(p[0] > p[1:].max()) for _, p, _ in found],
+        "talk/prior": np.array([np.log(len(p)) for _, p, _ in found]),
+        "talk/meant_right": np.array([float(p[0] > p[1:].max()) for _, p, _ in found]),
     }
     metrics = {name: bootstrap_mean(each, games, rng=rng) for name, each in values.items()}
     if there.any():
