@@ -77,7 +77,7 @@ class PurePlayer:
             if self.planned[0] != self.seen.phases:
                 self.planned = self.seen.phases, self.plan(game, states, self.rng)[0]
             codes = np.flatnonzero(game.legal(states)[0, place])
-            self.left = tuple(order_text(place, c) for c in codes)
+            self.left = tuple(order_text(place, int(c)) for c in codes)
             self.order = order_text(place, int(self.planned[1][place]))
         own = branches(self.left, self.seen.style)
         reply = next(option for option, orders in own.items() if self.order in orders)
