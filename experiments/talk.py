@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from omegaconf import DictConfig
 
@@ -27,23 +26,15 @@ from experiments.setup.players import in_runs, is_run, run_of
 from experiments.setup.spec import PlaySpec, play_spec
 from marl.agents.base import Agent
 from marl.agents.dubbed import Alias
-from marl.agents.model import ModelAgent
 from marl.common.errors import UserError, check_count, check_temperature, check_writable
 from marl.common.files import write_text
-from marl.metrics.among_us import of_among_us
-from marl.metrics.claims import claim_metrics
-from marl.metrics.codes import password_metrics
-from marl.metrics.influence import compared, influence_metrics, of_messages
-from marl.metrics.lies import lie_metrics
-from marl.metrics.listener import listener_metrics
-from marl.metrics.meant import meant_metrics
 from marl.metrics.stats import Metrics
 from marl.metrics.tables import TableRow, format_table, write_table
 from marl.report.figures import save_figure
-from marl.report.talk import talk_figure, talk_page, talk_sentences
-from marl.report.transcripts import episode_to_json, write_transcripts
+from marl.report.talk import measure, talk_figure, talk_page, talk_sentences
+from marl.report.transcripts import write_transcripts
 from marl.report.views import Transcript, render_text
-from marl.rollout.games import env_maker, exchangeable
+from marl.rollout.games import env_maker
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import EVALUATION, draw_games
 from marl.storage.folder import REFERENCE
@@ -121,32 +112,6 @@ def play(
     bar.close()
     measured = {"measured"} if "measured" in agents else {first.name}
     return episodes, agents, measured
-
-
-def measure(
-    episodes: Sequence[Episode],
-    env: Mapping[str, Any],
-    agents: Mapping[str, Agent],
-    measured: set[str],
-    draws: int,
-) -> tuple[Metrics, list[Transcript]]:
-    """All measures of these players' messages that the game has, and the games with the effect of each message."""
-    rng = np.random.default_rng(0)
-    among_us, make_env = of_among_us(episodes[0].facts), env_maker(env)
-    whole = env.get("format") != "structured"  # claims in parts are not weighed
-    found: Metrics = {} if among_us else listener_metrics(episodes, make_env, agents, rng, claims=whole)
-    heard, of_each = compared(episodes, make_env, agents, measured, draws)
-    found |= influence_metrics(of_each, rng)
-    found |= claim_metrics(episodes, rng, measured)
-    policies = {name: agent.policy for name, agent in agents.items() if isinstance(agent, ModelAgent)}
-    found |= lie_metrics(policies, episodes, rng, measured)
-    if among_us:
-        found |= meant_metrics(episodes, agents, exchangeable(env), rng, measured)
-        found |= password_metrics(episodes, rng, measured)
-    transcripts, effects = [episode_to_json(episode) for episode in heard], of_messages(of_each)
-    for (game, turn), effect in effects.items():
-        transcripts[game]["turns"][turn]["effect"] = {name: round(value, 4) for name, value in effect.items()}
-    return found, transcripts
 
 
 def strongest(transcript: Transcript) -> float:

@@ -43,7 +43,6 @@ from experiments.setup.select import selected, write_cards
 from experiments.setup.stages import Stage, base_folder, end_of, stages_of
 from experiments.studies.cells import Workspace, begin, check_play, compute, with_room
 from experiments.studies.conditions_tables import published_points, read_played, tabulate, write_played
-from experiments.talk import measure
 from marl.agents.chat import CHAT
 from marl.agents.dubbed import SILENCE, Alias, Dubbed
 from marl.agents.model import ModelAgent, PlayConfig, model_agent
@@ -57,6 +56,7 @@ from marl.metrics.wording import ARM_ORDER, ARMS, WORDING
 from marl.model.policy import Policy
 from marl.planning.planner import GAMES as PLANNED
 from marl.planning.planner import SLOTS, SUFFIX, PlannerConfig, planning_agent
+from marl.report.talk import measure
 from marl.rollout.cast import LEARNERS, Seats, by_role, learners_of, players_of, seats_per_player, written
 from marl.rollout.games import env_maker, file_digests
 from marl.rollout.rollout import rollout

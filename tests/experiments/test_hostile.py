@@ -16,8 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 from experiments import evaluate, play, report, train
 from experiments.studies import crossplay
 from marl.common.errors import LONGEST_ERROR, MOST, UserError, check_count
-from marl.report.games import game_view
 from marl.report.transcripts import episode_to_json, read_episodes, render_text
+from marl.report.views import game_view
 from tests.composing import configure
 from tests.hostile import Kind, hostile, try_kind
 from tests.hostile_files import try_files

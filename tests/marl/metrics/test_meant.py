@@ -53,16 +53,17 @@ class Planted:
 
 
 def growing(episode: Episode) -> Episode:
-    """The game with listeners whose belief in the truth grows by a fifth from one answer to the next."""
+    """The game with listeners, asked once at a time, whose belief in the killer grows by a fifth between answers."""
+    (killer,) = (episode.facts["names"][agent].lower() for agent in episode.facts["imposters"])
     asked: Counter[str] = Counter()
-    beliefs = []
-    for belief in episode.beliefs:
+    beliefs = {(belief.listener, belief.step): belief for belief in episode.beliefs}  # a script's may be many samples
+    for key, belief in beliefs.items():
         truth = 1e-6 * 1.2 ** asked[belief.listener]
         asked[belief.listener] += 1
         probs = np.full(len(belief.probs), (1 - truth) / (len(belief.probs) - 1))
-        probs[belief.question.answer_index] = truth
-        beliefs.append(replace(belief, probs=probs))
-    return replace(episode, beliefs=tuple(beliefs))
+        probs[belief.question.candidates.index(killer)] = truth
+        beliefs[key] = replace(belief, probs=probs)
+    return replace(episode, beliefs=tuple(beliefs.values()))
 
 
 def measured(pull: float) -> tuple[dict[str, Any], list[tuple[int, list[float]]]]:

@@ -22,7 +22,7 @@ from marl.report.figures import ablation_figure, arm_colours, mean_entries, trai
 from marl.report.games import speakers
 from marl.report.html import TEMPLATES
 from marl.report.page import build_report, read_run
-from marl.report.prose import among_us_sentences, findings, mixed, what_was_run, what_was_seen
+from marl.report.prose import findings, mixed, what_was_run, what_was_seen, who_plays
 from marl.report.runs import arm_runs, base_names, mean_curve, measured_in
 from marl.report.tables import columns_of
 from marl.report.transcripts import write_episodes
@@ -364,7 +364,7 @@ def test_past_selves_do_not_play_in_what_is_reported() -> None:
         "env": {"imposters": 1, "width": 2, "height": 2, "players": 5, "tasks": 4},
         "cast": {"imposter": {"player": "rival", "partner": "base", "partners": 0.5, "pool": 8}},
     }
-    assert among_us_sentences(config)[-1] == "Who plays: imposters are rival."
+    assert who_plays(config)[-1] == "Who plays: imposters are rival."
 
 
 def test_the_page_of_among_us(tmp_path: Path) -> None:
