@@ -58,7 +58,7 @@ def test_settings_of_a_training_run_reach_its_cast(player: str, tmp_path: Path) 
     spec = run_spec(configure("train", f"runs={tmp_path}", *seat, *more))
     assert played_as(spec.cast, spec.algo)["cicero"]["settings"]["draws"] == 9
     assert spec.hash != run_spec(configure("train", f"runs={tmp_path}", *seat)).hash
-    with pytest.raises(UserError, match=r"algo\.cicero\.candidates=8: must be at least 1, and at most cicero\.draws=3"):
+    with pytest.raises(UserError, match=r"algo\.cicero\.candidates=8: must be at least 1, and at most draws=3"):
         run_spec(configure("train", f"runs={tmp_path}", *more, "algo.cicero.draws=3"))
 
 
