@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from experiments import evaluate, lookahead, report
 from experiments.lookahead import study_of, tables_of
@@ -157,7 +158,9 @@ def test_players_of_a_study_play_in_texts(tmp_path: Path, capsys: pytest.Capture
         path = f"{study.folder}/{name}-s3"
         assert is_planner(path) and not is_run(path)
     cast = {"power": Seats("learner", path, 2.0)}
+    before = torch.random.get_rng_state()
     check_players(cast, "diplomacy", env_maker(env)())
+    assert torch.equal(torch.random.get_rng_state(), before)  # what a run draws does not depend on who is seated
     assert list(played_as(cast, PlayConfig())["policies"]) == [path]
     for changed, said in (
         ({"game": "dond"}, "plays pure Diplomacy alone, and env.game=dond. Seat another player"),
