@@ -240,9 +240,9 @@ def run_policy(name: str, game: str, device: torch.device, like: Policy | None =
     return policy
 
 
-def check_players(cast: Mapping[str, Seats], game: str, env: Any) -> None:
-    """Refuses a cast that this game cannot have, and players that do not exist."""
-    held = seats_per_player(cast, env)
+def check_players(cast: Mapping[str, Seats], env: Mapping[str, Any], table: Any) -> None:
+    """Refuses a cast that this game cannot have, and players that do not exist. `table`: an environment of `env`."""
+    game, held = env["game"], seats_per_player(cast, table)
     for role, seats in cast.items():
         if seats.player in LEARNERS and not held[seats.player]:
             raise UserError(f"cast.{role}.partners={seats.partners:g}: leaves no seat to {seats.player}, who learns")
@@ -272,7 +272,7 @@ def check_players(cast: Mapping[str, Seats], game: str, env: Any) -> None:
                     if other != name:
                         raise UserError(f"{name} and {other} would be called the same in transcripts; rename a folder")
                 else:
-                    text_agent(name, {"game": game})
+                    text_agent(name, env)
             except UserError as error:
                 role = next(role for role, seats in cast.items() if name in (seats.player, seats.beside))
                 raise UserError(

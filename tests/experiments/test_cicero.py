@@ -47,7 +47,7 @@ def test_evaluation_and_transcripts(player: str, tmp_path: Path) -> None:
 
 def test_a_seat_of_a_cast(player: str) -> None:
     cast = {"negotiator": Seats("learner", partner=player, partners=1.0)}
-    check_players(cast, "dond", env_maker(ENV)())
+    check_players(cast, ENV, env_maker(ENV)())
     about = played_as(cast, PlayConfig())
     assert about["cicero"]["settings"]["draws"] == 10 and player in about["cicero"]["models"]
     assert more_slots(player) > more_slots("base+plan") > more_slots("base") == 0
@@ -92,7 +92,7 @@ def test_bad_players(name: str, game: str, error: str) -> None:
     role, env = ("negotiator", ENV) if game == "dond" else ("crewmate", {"game": "among_us"})
     cast = {role: Seats(name)} | ({"imposter": Seats("careful")} if game == "among_us" else {})
     with pytest.raises(UserError, match=error):
-        check_players(cast, game, env_maker(env)())
+        check_players(cast, env, env_maker(env)())
 
 
 def test_a_folder_without_an_arm(player: str, tmp_path: Path) -> None:

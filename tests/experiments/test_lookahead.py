@@ -159,8 +159,11 @@ def test_players_of_a_study_play_in_texts(tmp_path: Path, capsys: pytest.Capture
         assert is_planner(path) and not is_run(path)
     cast = {"power": Seats("learner", path, 2.0)}
     before = torch.random.get_rng_state()
-    check_players(cast, "diplomacy", env_maker(env)())
+    check_players(cast, env, env_maker(env)())
     assert torch.equal(torch.random.get_rng_state(), before)  # what a run draws does not depend on who is seated
+    standard = {**env, "map_name": "standard"}
+    with pytest.raises(UserError, match=r"cast\.power: .*plays pure Diplomacy alone, and env\.map_name=standard"):
+        check_players(cast, standard, env_maker(standard)())
     assert list(played_as(cast, PlayConfig())["policies"]) == [path]
     for changed, said in (
         ({"game": "dond"}, "plays pure Diplomacy alone, and env.game=dond. Seat another player"),
