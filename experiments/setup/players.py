@@ -256,7 +256,7 @@ def check_players(cast: Mapping[str, Seats], env: Mapping[str, Any], table: Any)
         raise UserError(
             f"cast.*.pool: two roles have past selves of {pooled[0]}, which is one player. Set one pool to 0"
         )
-    runs: dict[str, str] = {}
+    named: dict[str, str] = {}  # by name in episodes
     for name in players_of(cast):
         if name not in (*LEARNERS, "base", CHAT) and not name.startswith(PAST):
             try:
@@ -265,14 +265,13 @@ def check_players(cast: Mapping[str, Seats], env: Mapping[str, Any], table: Any)
                     continue
                 if is_run(name):
                     check_game(name, game)
-                    own = called_in_games(name)
-                    if bare(own) in RESERVED:
+                    if bare(called_in_games(name)) in RESERVED:
                         raise UserError(f"{name}: in games it would pass for another player of that name; rename it")
-                    other = runs.setdefault(own, name)
-                    if other != name:
-                        raise UserError(f"{name} and {other} would be called the same in transcripts; rename a folder")
                 else:
                     text_agent(name, env)
+                other = named.setdefault(called_in_games(name), name)
+                if other != name:
+                    raise UserError(f"{name} and {other} would be called the same in transcripts; rename a folder")
             except UserError as error:
                 role = next(role for role, seats in cast.items() if name in (seats.player, seats.beside))
                 raise UserError(

@@ -164,6 +164,10 @@ def test_players_of_a_study_play_in_texts(tmp_path: Path, capsys: pytest.Capture
     standard = {**env, "map_name": "standard"}
     with pytest.raises(UserError, match=r"cast\.power: .*plays pure Diplomacy alone, and env\.map_name=standard"):
         check_players(cast, standard, env_maker(standard)())
+    twin = tmp_path / "twin" / Path(path).name
+    shutil.copytree(study.folder, twin.parent)
+    with pytest.raises(UserError, match="would be called the same in transcripts"):
+        check_players({"power": Seats(path, str(twin), 2.0)}, env, env_maker(env)())
     assert list(played_as(cast, PlayConfig())["policies"]) == [path]
     for changed, said in (
         ({"game": "dond"}, "plays pure Diplomacy alone, and env.game=dond. Seat another player"),
