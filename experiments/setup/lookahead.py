@@ -125,8 +125,9 @@ class Study:
 
     def net(self, seed: int) -> OrderNet:
         """An untrained network."""
-        torch.manual_seed(seed)
-        return OrderNet(self.game.features_size, self.game.players, self.game.slots, self.game.codes, self.width)
+        with torch.random.fork_rng(devices=[]):  # what the process draws later stays the same
+            torch.manual_seed(seed)
+            return OrderNet(self.game.features_size, self.game.players, self.game.slots, self.game.codes, self.width)
 
     def how(self, name: str, rated: bool = True) -> Search:
         """How a player plans, when it is rated or when it learns."""

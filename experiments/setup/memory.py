@@ -105,7 +105,7 @@ def memory_of_run(work: Work) -> Fit:
         one_pass = learning_bytes(
             config, rows=max(algo.update.token_budget // context, 1), length=context, replies=context // 2,
             bf16=algo.update.bf16 or dtype == torch.bfloat16, gradient_checkpointing=algo.update.gradient_checkpointing,
-            beside=may_ask_beside(spec.model),
+            beside=may_ask_beside(spec.model), split=spec.shard and processes > 1,
         )  # fmt: skip
         learning = max(learning, one_pass)
     caches = [*playing, *(watched if spec.eval.games else ())]  # played in the midst of training, whose caches stay

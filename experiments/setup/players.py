@@ -240,9 +240,9 @@ def run_policy(name: str, game: str, device: torch.device, like: Policy | None =
     return policy
 
 
-def check_players(cast: Mapping[str, Seats], game: str, env: Any) -> None:
-    """Refuses a cast that this game cannot have, and players that do not exist."""
-    held = seats_per_player(cast, env)
+def check_players(cast: Mapping[str, Seats], env: Mapping[str, Any], table: Any) -> None:
+    """Refuses a cast that this game cannot have, and players that do not exist. `table`: an environment of `env`."""
+    game, held = env["game"], seats_per_player(cast, table)
     for role, seats in cast.items():
         if seats.player in LEARNERS and not held[seats.player]:
             raise UserError(f"cast.{role}.partners={seats.partners:g}: leaves no seat to {seats.player}, who learns")
@@ -256,7 +256,7 @@ def check_players(cast: Mapping[str, Seats], game: str, env: Any) -> None:
         raise UserError(
             f"cast.*.pool: two roles have past selves of {pooled[0]}, which is one player. Set one pool to 0"
         )
-    runs: dict[str, str] = {}
+    named: dict[str, str] = {}  # by name in episodes
     for name in players_of(cast):
         if name not in (*LEARNERS, "base", CHAT) and not name.startswith(PAST):
             try:
@@ -265,14 +265,13 @@ def check_players(cast: Mapping[str, Seats], game: str, env: Any) -> None:
                     continue
                 if is_run(name):
                     check_game(name, game)
-                    own = called_in_games(name)
-                    if bare(own) in RESERVED:
+                    if bare(called_in_games(name)) in RESERVED:
                         raise UserError(f"{name}: in games it would pass for another player of that name; rename it")
-                    other = runs.setdefault(own, name)
-                    if other != name:
-                        raise UserError(f"{name} and {other} would be called the same in transcripts; rename a folder")
                 else:
-                    text_agent(name, {"game": game})
+                    text_agent(name, env)
+                other = named.setdefault(called_in_games(name), name)
+                if other != name:
+                    raise UserError(f"{name} and {other} would be called the same in transcripts; rename a folder")
             except UserError as error:
                 role = next(role for role, seats in cast.items() if name in (seats.player, seats.beside))
                 raise UserError(

@@ -62,8 +62,8 @@ class Work:
                 f"cast: {CHAT} plays in runs of one process, whose calls can be counted. Start without torchrun."
             )
         make_env, make_test_env = env_maker(spec.env), env_maker(spec.test_env)
-        check_players(spec.cast, spec.env["game"], make_env())
-        check_players(spec.test_cast, spec.env["game"], make_test_env())
+        check_players(spec.cast, spec.env, make_env())
+        check_players(spec.test_cast, spec.test_env, make_test_env())
         work = cls(spec, pick_device(spec.device), make_env, make_test_env, chat)
         check_listeners(spec)
         for name, run in spec.init.items():

@@ -317,7 +317,7 @@ def cell_of(entrant: Entrant, name: str, condition: Condition, cfg: DictConfig, 
             if who == CHAT:
                 raise UserError(f"cast: {CHAT} plays in train, evaluate and play only")
         game = env_maker(env)()
-        check_players(seating, env["game"], game)
+        check_players(seating, env, game)
         if condition.planner and env["game"] not in PLANNED:
             raise UserError(f"planner: env.game={env['game']} has nothing to plan. Leave it out.")
         voices = {role: str(voice) for role, voice in condition.voices.items() if voice is not None}

@@ -243,7 +243,7 @@ def save_players(made: Made, ensemble: Ensemble, runs: Path) -> None:
         folder = runs / f"intents-{arm}-s{made.seed}"
         folder.mkdir(parents=True, exist_ok=True)
         for name, source in ((DIALOGUE, made.folders[arm]), (ACTION, made.folders[ACTION])):
-            if not (folder / name).exists():
+            if not (folder / name).exists() or folder_digest(folder / name) != folder_digest(source):
                 copy_folder(source, folder / name)
         ensemble.save(folder / NONSENSE)
         write_json(folder / PARTS, {"arm": arm, "seed": made.seed})

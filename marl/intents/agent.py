@@ -66,9 +66,7 @@ class CiceroConfig:
             if not 0 < getattr(self, name) <= 1:
                 raise UserError(f"cicero.{name}={getattr(self, name)}: must be above 0 and at most 1")
         if not 1 <= self.candidates <= self.draws:
-            raise UserError(
-                f"cicero.candidates={self.candidates}: must be at least 1, and at most cicero.draws={self.draws}"
-            )
+            raise UserError(f"cicero.candidates={self.candidates}: must be at least 1, and at most draws={self.draws}")
 
 
 @dataclass

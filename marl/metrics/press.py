@@ -7,6 +7,7 @@ author will move ("please support PAR to BER"), an offer what it will support. O
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import groupby
 
 import numpy as np
 
@@ -42,7 +43,8 @@ def press_metrics(
             if not told:
                 continue
             reader = agents[_addressee(episode.turns[:number], turn)]
-            ordered = {agent: _ordered(episode.turns[number + 1 :], agent) for agent in powers}
+            orders = _orders(episode.turns[number + 1 :])
+            ordered = {agent: _ordered(orders, agent) for agent in powers}
             own = "-" if said.act == ASK else "+"
             kept = any(_is(order, own, said) for order in ordered[turn.agent])
             values["press/kept"].append((game, kept))
@@ -60,20 +62,36 @@ def _addressee(before: Sequence[Turn], turn: Turn) -> str:
     return next(t.text.strip() for t in reversed(before) if t.agent == turn.agent and t.kind == TurnKind.CHOOSE)
 
 
-def _ordered(after: Sequence[Turn], agent: str) -> list[Order]:
-    """What a seat chooses for its units in the rest of a phase, up to the next talk."""
-    found: list[Order] = []
-    for turn in after:
-        if turn.kind == TurnKind.SPEAK and found:
-            break
-        if turn.agent != agent or turn.kind != TurnKind.CHOOSE:
+def _orders(after: Sequence[Turn]) -> list[Turn]:
+    """What all seats choose for their units in the rest of a phase.
+
+    A phase ends at the next talk, and where a seat is on turn again that was not: in a phase seats only drop out.
+    """
+    found: list[Turn] = []
+    due: set[str] | None = None
+    for _, turns in groupby(after, lambda turn: turn.step):
+        now = list(turns)
+        if all(turn.error for turn in now):  # neither orders nor an address
             continue
-        option = turn.text.strip()
-        if option in (*POWERS, NOBODY):
-            if found:
+        if any(turn.kind == TurnKind.SPEAK or turn.text.strip() in (*POWERS, NOBODY) for turn in now):
+            if due is not None:
                 break
             continue
-        order = as_order(option)
+        agents = {turn.agent for turn in now}
+        if due is not None and not agents <= due:
+            break
+        due = agents
+        found += [turn for turn in now if not turn.error]
+    return found
+
+
+def _ordered(orders: Sequence[Turn], agent: str) -> list[Order]:
+    """What a seat orders, with both choices of a support in one."""
+    found: list[Order] = []
+    for turn in orders:
+        if turn.agent != agent:
+            continue
+        order = as_order(turn.text.strip())
         if found and found[-1].verb == "+" and not found[-1].dest and order.verb in "-H+":
             last = found.pop()
             order = Order("", "", "+", last.target, order.target if order.verb == "-" else order.dest or "H")

@@ -189,14 +189,19 @@ def _suffix(run: Run, runs: Sequence[Run]) -> str:
     return f" ({', '.join([run.game, *parts])})"
 
 
-OF_ARMS = ("press",)  # settings of a game that an arm's name tells (ablation=mute), which make no variant
+OF_ARMS = ("press",)  # settings of a game that may follow from the arm (ablation=mute), and then make no variant
 
 
 def variant_of(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
     """The run's game settings in which any of these runs differ; of different games, the objective alone."""
     games: list[dict[str, Any]] = [each.config.get("env") or {} for each in runs]
     keys = list(dict.fromkeys(key for game in games for key in game))
-    differing = [k for k in keys if k not in OF_ARMS and any(game.get(k) != games[0].get(k) for game in games)]
+    differing = [k for k in keys if any(game.get(k) != games[0].get(k) for game in games)]
+    arm_settings = {
+        (each.arm, k, json.dumps(game.get(k))) for each, game in zip(runs, games, strict=True) for k in OF_ARMS
+    }
+    if len(arm_settings) == len({(arm, k) for arm, k, _ in arm_settings}):  # each arm has one value of each
+        differing = [k for k in differing if k not in OF_ARMS]
     own = run.config.get("env") or {}
     return {key: own[key] for key in (("game", "objective") if "game" in differing else differing) if key in own}
 

@@ -18,8 +18,9 @@ from marl.intents.agent import ACTION, DIALOGUE, PARTS, CiceroAgent, CiceroConfi
 from marl.planning.planner import PlannerConfig
 from marl.rollout.cast import Seats
 from marl.rollout.games import env_maker
-from marl.storage.checkpoint import save_policy
+from marl.storage.checkpoint import folder_digest, save_policy
 from tests.composing import configure
+from tests.marl.intents.test_filters import ensemble
 from tests.marl.planners import negotiator
 
 ENV = {"game": "dond", "style": "compact", "objective": 0.0}
@@ -46,7 +47,7 @@ def test_evaluation_and_transcripts(player: str, tmp_path: Path) -> None:
 
 def test_a_seat_of_a_cast(player: str) -> None:
     cast = {"negotiator": Seats("learner", partner=player, partners=1.0)}
-    check_players(cast, "dond", env_maker(ENV)())
+    check_players(cast, ENV, env_maker(ENV)())
     about = played_as(cast, PlayConfig())
     assert about["cicero"]["settings"]["draws"] == 10 and player in about["cicero"]["models"]
     assert more_slots(player) > more_slots("base+plan") > more_slots("base") == 0
@@ -58,8 +59,19 @@ def test_settings_of_a_training_run_reach_its_cast(player: str, tmp_path: Path) 
     spec = run_spec(configure("train", f"runs={tmp_path}", *seat, *more))
     assert played_as(spec.cast, spec.algo)["cicero"]["settings"]["draws"] == 9
     assert spec.hash != run_spec(configure("train", f"runs={tmp_path}", *seat)).hash
-    with pytest.raises(UserError, match=r"algo\.cicero\.candidates=8: must be at least 1, and at most cicero\.draws=3"):
+    with pytest.raises(UserError, match=r"algo\.cicero\.candidates=8: must be at least 1, and at most draws=3"):
         run_spec(configure("train", f"runs={tmp_path}", *more, "algo.cicero.draws=3"))
+
+
+def test_players_of_another_study_replace_those_that_are_there(tmp_path: Path) -> None:
+    for number in (0, 1):
+        folders = {name: tmp_path / f"{name}-{number}" for name in (ACTION, "both")}
+        for folder in folders.values():
+            save_policy(folder, negotiator(), {"game": "dond", "study": number})
+        made = intents.Made(0, ENV, "", negotiator(), [], {}, {"both": negotiator()}, folders)
+        intents.save_players(made, ensemble()[0], tmp_path / "runs")
+    for name, source in ((DIALOGUE, folders["both"]), (ACTION, folders[ACTION])):
+        assert folder_digest(tmp_path / "runs" / "intents-both-s0" / name) == folder_digest(source)
 
 
 def test_the_opponent_of_a_command(player: str) -> None:
@@ -80,7 +92,7 @@ def test_bad_players(name: str, game: str, error: str) -> None:
     role, env = ("negotiator", ENV) if game == "dond" else ("crewmate", {"game": "among_us"})
     cast = {role: Seats(name)} | ({"imposter": Seats("careful")} if game == "among_us" else {})
     with pytest.raises(UserError, match=error):
-        check_players(cast, game, env_maker(env)())
+        check_players(cast, env, env_maker(env)())
 
 
 def test_a_folder_without_an_arm(player: str, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from experiments import evaluate, lookahead, report
 from experiments.lookahead import study_of, tables_of
@@ -157,7 +158,16 @@ def test_players_of_a_study_play_in_texts(tmp_path: Path, capsys: pytest.Capture
         path = f"{study.folder}/{name}-s3"
         assert is_planner(path) and not is_run(path)
     cast = {"power": Seats("learner", path, 2.0)}
-    check_players(cast, "diplomacy", env_maker(env)())
+    before = torch.random.get_rng_state()
+    check_players(cast, env, env_maker(env)())
+    assert torch.equal(torch.random.get_rng_state(), before)  # what a run draws does not depend on who is seated
+    standard = {**env, "map_name": "standard"}
+    with pytest.raises(UserError, match=r"cast\.power: .*plays pure Diplomacy alone, and env\.map_name=standard"):
+        check_players(cast, standard, env_maker(standard)())
+    twin = tmp_path / "twin" / Path(path).name
+    shutil.copytree(study.folder, twin.parent)
+    with pytest.raises(UserError, match="would be called the same in transcripts"):
+        check_players({"power": Seats(path, str(twin), 2.0)}, env, env_maker(env)())
     assert list(played_as(cast, PlayConfig())["policies"]) == [path]
     for changed, said in (
         ({"game": "dond"}, "plays pure Diplomacy alone, and env.game=dond. Seat another player"),

@@ -92,11 +92,11 @@ def test_a_partner_in_a_cast_plans() -> None:
     cast = {"negotiator": Seats("learner", "base+plan", 1.0)}
     make_env = env_maker({"game": "dond", "style": "compact", "objective": 1.0, "max_entries": 12})
     limits = PPOConfig(concurrency=4, max_new_tokens=24, planner=PlannerConfig(lambdas=(0.3,), choose="own"))
-    check_players(cast, "dond", make_env())
+    env = {"game": "dond", "style": "compact"}
+    check_players(cast, env, make_env())
     slots, _ = player_slots(cast, make_env(), limits, dict.fromkeys(("learner", "base"), negotiator().lm.config))
     assert [s.more for s in slots] == [0, SLOTS]
     stand_ins = {"learner": ("learner", negotiator())}
-    env = {"game": "dond", "style": "compact"}
     agents = seat_players(cast, make_env(), env, negotiator(), limits, 1.0, stand_ins)
     assert isinstance(agents["base+plan"], PlanningAgent)
     assert agents["base+plan"].config == PlannerConfig(lambdas=(0.3,))  # played, as it is the partner's own choice
@@ -108,7 +108,7 @@ def test_a_partner_in_a_cast_plans() -> None:
         ("scripted+plan", "has no policy to plan"),
     ):
         with pytest.raises(UserError, match=message):
-            check_players({"negotiator": Seats("learner", name, 1.0)}, "dond", make_env())
+            check_players({"negotiator": Seats("learner", name, 1.0)}, env, make_env())
 
 
 def test_a_person_plays_against_a_planner(run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

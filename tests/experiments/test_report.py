@@ -16,7 +16,7 @@ from marl.common.errors import UserError
 from marl.common.files import csv_rows, joined_name
 from marl.metrics.tables import TableRow, read_table
 from marl.report.page import read_run
-from marl.report.runs import Run
+from marl.report.runs import Run, arm_label
 from tests.composing import BRIEF, cases, configure
 
 SMALL = [
@@ -249,6 +249,18 @@ def test_variants_put_the_headline_first() -> None:
     assert variants([plain, plain]) == {"": [plain, plain]}
     square, line = run(layouts=[[2, 2]]), run(layouts=[[1, 3]])
     assert variants([square, line]) == {"": [line], "_layouts_2-2": [square]}
+
+
+def test_press_makes_variants_unless_it_follows_from_the_arm() -> None:
+    def run(arm: str, press: str) -> Run:
+        return Run(Path("x"), arm, 0, {"env": {"game": "diplomacy", "press": press}}, {}, [], {})
+
+    full, mute, quiet = run("full", "private"), run("mute", "none"), run("full", "none")
+    assert variants([full, mute]) == {"": [full, mute]}
+    assert variants([full, mute, quiet]) == {"": [mute, quiet], "_press_private": [full]}
+    assert {arm_label(each, [full, quiet]) for each in (full, quiet)} == {
+        "full (diplomacy, press=private)", "full (diplomacy, press=none)"
+    }  # fmt: skip
 
 
 def test_joined_names_are_cut_and_told_apart() -> None:

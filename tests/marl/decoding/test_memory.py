@@ -154,6 +154,15 @@ SHAPES = [
 ]
 
 
+def test_a_split_model_makes_all_logits_at_once() -> None:
+    config = tiny_lm(1 << 16, **SHAPES[0]).config
+    whole, more = ({"rows": rows, "length": 128, "replies": 64} for rows in (8, 16))
+    at_most = memory.MOST_LOGITS * 4 * 5
+    assert memory.MOST_LOGITS == 8 * 64 << 16  # the first has as many as are made in one piece
+    assert learning_bytes(config, **whole, split=True) == learning_bytes(config, **whole)
+    assert learning_bytes(config, **more, split=True) == learning_bytes(config, **more) + at_most
+
+
 @pytest.mark.slow  # memory of the process, which other machines give back otherwise
 @pytest.mark.parametrize(("shape", "checkpointing"), [(SHAPES[0], False), (SHAPES[1], False), (SHAPES[0], True)])
 def test_an_update_takes_what_is_predicted(shape: dict[str, int], checkpointing: bool) -> None:

@@ -159,7 +159,7 @@ def test_plans_and_annotations_read_the_same_stream() -> None:
         ({"nonsense": 1.0}, r"cicero\.nonsense=1\.0: must be a share below 1"),
         ({"correspondence": 2.0}, r"cicero\.correspondence=2\.0: must be from -1 to 1"),
         ({"value": 0.0}, r"cicero\.value=0\.0: must be above 0"),
-        ({"candidates": 11}, r"cicero\.candidates=11: must be at least 1, and at most cicero\.draws=10"),
+        ({"candidates": 11}, r"cicero\.candidates=11: must be at least 1, and at most draws=10"),
     ],
 )
 def test_bad_settings(settings: dict[str, Any], error: str) -> None:

@@ -47,3 +47,19 @@ def test_promises_kept_believed_and_requests_granted() -> None:
     )
     bob = {name: interval.mean for name, interval in press_metrics([game], np.random.default_rng(0), {"bob"}).items()}
     assert bob == pytest.approx({"press/said": 0.5, "press/kept": 0.0, "press/heard": 0.25})
+
+
+@pytest.mark.parametrize("later", ["talk", "adjustments"])
+def test_a_later_phase_counts_for_nothing(later: str) -> None:
+    """France has no choice before its next phase, in which it does what it said."""
+    turns = (
+        chosen(0, 0, "GERMANY"), said(0, 1, "please support PAR to ROM ."), chosen(2, 3, "nobody"),
+        Turn("player_1", "power", 4, TurnKind.CHOOSE, "MARS", error="no such power"),
+        chosen(1, 5, "H"), chosen(2, 5, "H"), chosen(2, 6, "H"),
+        *((chosen(0, 7, "GERMANY"), said(0, 8, "hello")) if later == "talk" else ()),
+        chosen(0, 9, "-ROM"), chosen(1, 9, "+PAR"), chosen(1, 10, "-ROM"),
+    )  # fmt: skip
+    players, roles = dict.fromkeys(POWERS, "alice"), dict.fromkeys(POWERS, "power")
+    game = Episode(0, players, roles, {}, turns, (), (), {}, 11, facts={"powers": POWERS})
+    found = press_metrics([game], np.random.default_rng(0))
+    assert found["press/kept"].mean == found["press/granted"].mean == 0.0

@@ -88,9 +88,10 @@ def test_draws_differ_from_the_message_and_are_the_same_each_time() -> None:
     assert different > 10
 
 
-def test_after_the_message_itself_the_votes_are_those_that_were_drawn_from() -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_after_the_message_itself_the_votes_are_those_that_were_drawn_from(temperature: float) -> None:
     """And after the same words again, and not after none: what follows is read anew, word for word."""
-    agent, episodes = played(GAMES["among_us"], temperature=1.0)
+    agent, episodes = played(GAMES["among_us"], temperature)
     turns = [episode.turns for episode in episodes]
     found = resample(
         episodes, env_maker(GAMES["among_us"]), {"learner": agent}, {"learner"}, 0,
