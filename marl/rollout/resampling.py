@@ -307,9 +307,11 @@ def _hear(
             beside = iter(engine.read_beside([fork], [branches]) if branches else ())
             found = [next(beside) if a.branch else states[fork][a.position - stop.length] for a in asked]
             logits = agent.policy.logits(torch.stack(found))
+            # votes as they are sampled, beliefs as they are
+            temperatures = [agent.temperature if a.question.text == VOTE else 1.0 for a in asked]
             probs = [
-                row[list(a.candidate_ids)].double().softmax(-1).cpu().numpy()
-                for row, a in zip(logits, asked, strict=True)
+                (row[list(a.candidate_ids)].double() / temperature).softmax(-1).cpu().numpy()
+                for row, a, temperature in zip(logits, asked, temperatures, strict=True)
             ]
             heard_by = beliefs_of(listener, episodes[game].roles[listener], asked, probs)
             stop.message.heard[j] += answered(heard_by, episodes[game].answers)

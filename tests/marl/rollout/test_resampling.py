@@ -88,15 +88,16 @@ def test_draws_differ_from_the_message_and_are_the_same_each_time() -> None:
     assert different > 10
 
 
-def test_after_the_message_itself_the_votes_are_those_that_were_drawn_from() -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_after_the_message_itself_the_votes_are_those_that_were_drawn_from(temperature: float) -> None:
     """And after the same words again, and not after none: what follows is read anew, word for word."""
-    agent, episodes = played(GAMES["among_us"], temperature=1.0)
+    agent, episodes = played(GAMES["among_us"], temperature)
     turns = [episode.turns for episode in episodes]
     found = resample(
         episodes, env_maker(GAMES["among_us"]), {"learner": agent}, {"learner"}, 0,
         lambda game, number: (turns[game][number].text, END), votes=True,
     )  # fmt: skip
-    voted, moved = 0, 0.0
+    voted, repeated, moved = 0, 0, 0.0
     for episode in found:
         for turn in (turn for turn in episode.turns if turn.instead):
             same, silent, itself = ({b.listener: b for b in each if b.question.text == VOTE} for each in turn.instead)
@@ -109,9 +110,10 @@ def test_after_the_message_itself_the_votes_are_those_that_were_drawn_from() -> 
                 np.testing.assert_allclose(np.log(vote.probs[chosen]), drawn.logprobs[0], atol=1e-4)
                 if agent.tokens.encode(turn.text) == list(turn.reply_ids):
                     np.testing.assert_allclose(same[listener].probs, vote.probs, atol=1e-5)
+                    repeated += 1
                 moved += np.abs(silent[listener].probs - vote.probs).sum() if listener in silent else 0.0
                 voted += 1
-    assert voted > 10 and moved > 1e-3
+    assert voted > 10 and repeated > 0 and moved > 1e-3
 
 
 def hints(policy: Policy, games: int, count: int) -> tuple[list[Episode], ModelAgent]:
