@@ -322,11 +322,13 @@ def cell_of(entrant: Entrant, name: str, condition: Condition, cfg: DictConfig, 
             raise UserError(f"planner: env.game={env['game']} has nothing to plan. Leave it out.")
         voices = {role: str(voice) for role, voice in condition.voices.items() if voice is not None}
         check_voices(voices, seating, entrant)
+        temperature = own.temperature if condition.temperature is None else condition.temperature
+        if cfg.talk:
+            check_talk(cfg.talk, env["game"], voices, temperature)
     except UserError as error:
         raise UserError(f"conditions.{name}: {error}") from error
     own_voice = {role: identity_of(held.player, entrant) for role, held in seating.items()}
     voices = {role: voice for role, voice in voices.items() if identity_of(voice, entrant) != own_voice[role]}
-    temperature = own.temperature if condition.temperature is None else condition.temperature
     settings = {
         "format": FORMAT,
         "env": env,
@@ -350,6 +352,16 @@ def cell_of(entrant: Entrant, name: str, condition: Condition, cfg: DictConfig, 
 def merged(cast: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """The changes of two casts, role by role; the second wins."""
     return {role: {**cast.get(role, {}), **changes.get(role, {})} for role in {**cast, **changes}}
+
+
+def check_talk(talk: int, game: str, voices: Mapping[str, str], temperature: float) -> None:
+    """Refuses conditions under which talk cannot be measured (see experiments.talk)."""
+    if game == "diplomacy":
+        raise UserError(f"talk={talk}: talk is not measured in env.game=diplomacy. Set talk=0; metrics has press/said.")
+    if voices:
+        raise UserError(f"talk={talk}, voices={dict(voices)}: talk in another's voice is not measured. Leave one out.")
+    if temperature == 0:
+        raise UserError(f"talk={talk}, temperature=0: no likelihood of a message is left. Choose one above 0.")
 
 
 def check_voices(voices: Mapping[str, str], seating: Mapping[str, Seats], entrant: Entrant) -> None:

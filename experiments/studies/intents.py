@@ -45,6 +45,7 @@ from marl.intents.training import MIXED, action_model, annotated, dialogue_model
 from marl.metrics.drift import likelihood, retold
 from marl.metrics.stats import Interval, Metrics, bootstrap_mean, bootstrap_ratio, rate, seed_mean
 from marl.metrics.tables import TableRow, format_table, write_csv, write_table
+from marl.metrics.wording import bounds
 from marl.model.policy import Policy
 from marl.report.figures import HALF, PAPER, save_figure, style_axes
 from marl.report.transcripts import write_episodes
@@ -438,7 +439,7 @@ def figures_of(games: Sequence[Mapping[str, Any]]) -> Metrics:
 def table_row(arm: str, metric: str, seeds: Sequence[Interval]) -> TableRow:
     """One line: of one seed its own interval, of several Student's t over their means."""
     total = sum(each.n for each in seeds)
-    each = seeds[0] if len(seeds) == 1 else seed_mean([one.mean for one in seeds])
+    each = (seeds[0] if len(seeds) == 1 else seed_mean([one.mean for one in seeds])).within(*bounds(metric))
     return TableRow(arm, metric, each.mean, each.low, each.high, len(seeds), total)
 
 

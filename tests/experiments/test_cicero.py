@@ -15,6 +15,10 @@ from marl.agents.model import PlayConfig
 from marl.common.errors import UserError
 from marl.common.files import csv_rows, write_json
 from marl.intents.agent import ACTION, DIALOGUE, PARTS, CiceroAgent, CiceroConfig, Parts
+from marl.intents.corruptions import KINDS
+from marl.intents.filters import ORDER
+from marl.metrics.stats import rate
+from marl.metrics.wording import wording
 from marl.planning.planner import PlannerConfig
 from marl.rollout.cast import Seats
 from marl.rollout.games import env_maker
@@ -117,6 +121,16 @@ def test_a_folder_without_an_arm(player: str, tmp_path: Path) -> None:
 def test_bad_settings_of_the_study(setting: str, error: str, tmp_path: Path) -> None:
     with pytest.raises((UserError, SystemExit), match=error):
         intents.main(configure("intents", setting, f"runs={tmp_path}", "progress=false"))
+
+
+def test_intervals_of_shares_end_at_0_and_1() -> None:
+    """Over few seeds Student's t reaches beyond them."""
+    names = [f"filter/recall/{kind}" for kind in KINDS]
+    names += [f"{intents.REFUSED}{name}" for name in ("unfinished", *ORDER)]
+    for metric in ("intent/items", "intent/items/annotated", *names):
+        assert wording(metric).label != metric
+        row = intents.table_row("arm", metric, [rate([True] * 9 + [False]), rate([True] + [False] * 9)])
+        assert (row.mean, row.low, row.high) == (0.5, 0.0, 1.0)
 
 
 @pytest.mark.slow

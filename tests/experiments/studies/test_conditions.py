@@ -381,7 +381,10 @@ def test_published_figures_stand_beside_ours(runs: Path, played: Path, tmp_path:
 
 
 def test_shipped_studies_can_be_played_by_these_runs(runs: Path) -> None:
-    names = ("among_us_generalisation", "among_us_speech", "among_us_iterated", "among_us_crossplay", "among_us_talk")
+    names = (
+        "among_us_generalisation", "among_us_speech", "among_us_iterated", "among_us_crossplay", "among_us_talk",
+        "dond_talk",
+    )  # fmt: skip
     shipped = {name: configure("conditions", f"comparison={name}") for name in names}
     found = conditions.entrants(runs, "tiny-*", [])
     entrant = found[-1]
@@ -455,6 +458,19 @@ def test_mistakes_are_refused_before_any_game(overrides: list[str], said: str, r
     with pytest.raises(UserError, match=said) as error:
         conditions.main(study(runs, f"cells={tmp_path}", *([] if own is not None else [setting]), named=own))
     assert "\n" not in str(error.value) and not cells_of(tmp_path)
+
+
+def test_talk_that_cannot_be_measured_is_refused_before_any_game(runs: Path, tmp_path: Path) -> None:
+    for changes, said in (
+        ({"temperature": 0.0}, r"conditions\.a: talk=1, temperature=0: no likelihood"),
+        ({"voices": {"crewmate": "silence"}}, r"conditions\.a: talk=1, voices=.*crewmate.*silence.*not measured"),
+    ):
+        cfg = study(runs, "talk=1", f"cells={tmp_path}", named={"a": changes})
+        with pytest.raises(UserError, match=said):
+            conditions.main(cfg)
+    with pytest.raises(UserError, match=r"talk=1: talk is not measured in env\.game=diplomacy"):
+        conditions.check_talk(1, "diplomacy", {}, 1.0)
+    assert not cells_of(tmp_path)
 
 
 def test_two_runs_of_one_arm_and_seed_are_refused(runs: Path, tmp_path: Path) -> None:

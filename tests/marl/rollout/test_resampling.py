@@ -97,7 +97,7 @@ def test_after_the_message_itself_the_votes_are_those_that_were_drawn_from(tempe
         episodes, env_maker(GAMES["among_us"]), {"learner": agent}, {"learner"}, 0,
         lambda game, number: (turns[game][number].text, END), votes=True,
     )  # fmt: skip
-    voted, moved = 0, 0.0
+    voted, repeated, moved = 0, 0, 0.0
     for episode in found:
         for turn in (turn for turn in episode.turns if turn.instead):
             same, silent, itself = ({b.listener: b for b in each if b.question.text == VOTE} for each in turn.instead)
@@ -110,9 +110,10 @@ def test_after_the_message_itself_the_votes_are_those_that_were_drawn_from(tempe
                 np.testing.assert_allclose(np.log(vote.probs[chosen]), drawn.logprobs[0], atol=1e-4)
                 if agent.tokens.encode(turn.text) == list(turn.reply_ids):
                     np.testing.assert_allclose(same[listener].probs, vote.probs, atol=1e-5)
+                    repeated += 1
                 moved += np.abs(silent[listener].probs - vote.probs).sum() if listener in silent else 0.0
                 voted += 1
-    assert voted > 10 and moved > 1e-3
+    assert voted > 10 and repeated > 0 and moved > 1e-3
 
 
 def hints(policy: Policy, games: int, count: int) -> tuple[list[Episode], ModelAgent]:
