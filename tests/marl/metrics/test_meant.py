@@ -38,7 +38,7 @@ class Planted:
 
     def __init__(self, pull: float) -> None:
         self.tokens, self.device, self.pull = tokens(), torch.device("cpu"), pull
-        self.names = torch.tensor([self.tokens.encode(word)[0] for word in WORDS])
+        self.names = torch.tensor([self.tokens.encode(f" {word}")[0] for word in WORDS])
 
     def hidden(self, tokens: Tensor) -> Tensor:
         return (tokens[..., None] == self.names).cumsum(1).double()  # (B, T, names)
@@ -104,7 +104,7 @@ def measured(pull: float) -> tuple[dict[str, Any], list[tuple[int, list[float]]]
 
 
 def test_the_posterior_is_the_one_by_hand() -> None:
-    found, by_hand = measured(0.3)
+    found, by_hand = measured(-0.3)  # with this sign these messages tell more than nothing: there is a share
     assert len(by_hand) > 5
     np.testing.assert_allclose(found["talk/said"].mean, np.mean([np.log(n) + log[0] for n, log in by_hand]), atol=1e-6)
     np.testing.assert_allclose(found["talk/heard"].mean, np.log(1.2))
