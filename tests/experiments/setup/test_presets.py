@@ -1,6 +1,7 @@
 """Presets and sweeps: what an arm changes, what it promises, and in what published runs differ."""
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from marl.metrics.wording import WORDING
 from marl.model.lora import AdapterConfig
 from tests.composing import configure
 
+PACKAGE = pytest.mark.skipif(find_spec("diplomacy") is None, reason="needs the extra `diplomacy`")
 SPEAKING, LISTENING = {"reward.speaking.weight": 0.0}, {"loss.listening.weight": 0.0}
 
 
@@ -57,7 +59,10 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         *((preset, "among_us_ablation") for preset in PRESETS),
         ("game_only", "none"),
         ("speaking_only", "dond_ablation"),
-        *((preset, "diplomacy_press") for preset in ("full", "no_speaking", "no_listening", "game_only")),
+        *(
+            pytest.param(preset, "diplomacy_press", marks=PACKAGE)
+            for preset in ("full", "no_speaking", "no_listening", "game_only")
+        ),
     ],
 )
 def test_arms_differ_in_the_weights_of_their_terms_and_in_nothing_else(preset: str, sweep: str) -> None:
