@@ -41,7 +41,7 @@ def forward(
             own, entropy = in_pieces(
                 policy,
                 partial(sampled, policy, temperature),
-                *rows_of(batch, before, replies),
+                *rows_of(batch, hidden, replies),
                 batch.tokens[:, 1:][replies],
             )
             outputs.logprobs = scatter(zeros, replies, own)
@@ -53,7 +53,7 @@ def forward(
             theirs = reference.hidden(there.tokens, there.branch, there.position_ids)[:, :-1][there.reply[:, 1:]]
         with part("divergence"):
             read = partial(diverged, policy, reference, temperature)
-            (gaps,) = in_pieces(policy, read, *rows_of(batch, before, replies), theirs)
+            (gaps,) = in_pieces(policy, read, *rows_of(batch, hidden, replies), theirs)
             outputs.divergence = scatter(zeros, replies, gaps)
     if "values" in reads:
         with part("values"):
@@ -65,7 +65,7 @@ def forward(
             mask = batch.planned[:, 1:]
             ids = batch.plan_ids[:, 1:][mask]  # (M, P)
             (found,) = in_pieces(
-                policy, partial(at, policy, temperature), *rows_of(batch, before, mask), ids.clamp_min(0)
+                policy, partial(at, policy, temperature), *rows_of(batch, hidden, mask), ids.clamp_min(0)
             )
             outputs.planned = torch.zeros(batch.plan.shape, device=hidden.device)
             outputs.planned[:, 1:][mask] = found.masked_fill(ids < 0, -torch.inf)
@@ -83,10 +83,10 @@ def forward(
     return outputs
 
 
-def rows_of(batch: TokenBatch, before: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def rows_of(batch: TokenBatch, hidden: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Finds what the distributions of the M reply tokens of `mask` (B, T - 1) are made of: the states before them
     (M, D), whether they are choices (M,), and the legal ids (M, O)."""
-    return before[mask], (batch.kind == Kind.CHOICE)[:, 1:][mask], batch.legal[:, 1:][mask]
+    return hidden[:, :-1][mask], (batch.kind == Kind.CHOICE)[:, 1:][mask], batch.legal[:, 1:][mask]
 
 
 def in_pieces(policy: Policy, read: Callable[..., tuple[Tensor, ...]], *rows: Tensor) -> tuple[Tensor, ...]:
@@ -120,8 +120,8 @@ def sampled(
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities (M,) of the replies' tokens (M,), and the entropies (M,) of what they were sampled from."""
     logprobs = reply_logprobs(policy, temperature, states, chosen, legal)
-    entropy = -(logprobs.exp() * logprobs.masked_fill(logprobs == -torch.inf, 0.0)).sum(-1)
-    return logprobs.gather(1, ids[:, None])[:, 0], entropy
+    own = logprobs.gather(1, ids[:, None])[:, 0]
+    return own, -(logprobs.exp() * logprobs.masked_fill(logprobs == -torch.inf, 0.0)).sum(-1)
 
 
 def at(policy: Policy, temperature: float, states: Tensor, chosen: Tensor, legal: Tensor, ids: Tensor) -> tuple[Tensor]:
