@@ -114,7 +114,7 @@ def checked(name: str, device: torch.device) -> dict[str, Any]:
     except Unrun as reason:
         said, state = str(reason), UNRUN
     except Exception as error:  # whatever fails on a card is a result, and the other checks go on
-        said, state = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}", FAILED
+        said, state = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0], FAILED
     return {"state": state, "said": said, "seconds": time.monotonic() - began}
 
 

@@ -60,6 +60,15 @@ def test_a_sampler_that_is_off_by_little_is_found(monkeypatch: pytest.MonkeyPatc
         assert not holds, said
 
 
+def test_a_check_that_fails_without_a_word_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(device: torch.device) -> tuple[str, bool]:
+        raise AssertionError
+
+    monkeypatch.setitem(checks.CHECKS, "bfloat16", broken)
+    found = gpu.checked("bfloat16", CPU)
+    assert (found["state"], found["said"]) == (gpu.FAILED, "AssertionError: ")
+
+
 def test_a_failed_check_leaves_the_rest_unrun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
