@@ -47,21 +47,6 @@ class Effect:
     vote: bool = False  # whether both are of its vote
 
 
-def effects(
-    episodes: Sequence[Episode],
-    make_env: Callable[[], Any],
-    agents: Mapping[str, Agent],
-    speakers: Collection[str],
-    draws: int = DRAWS,
-) -> list[Effect]:
-    """Measures every message of these players (names in `Episode.players`). Needs the episodes' streams.
-
-    Who is not asked after the other message believes what it did before. Votes are left out where the other message
-    would have changed who is on turn before the vote.
-    """
-    return compared(episodes, make_env, agents, speakers, draws)[1]
-
-
 def compared(
     episodes: Sequence[Episode],
     make_env: Callable[[], Any],
@@ -69,7 +54,12 @@ def compared(
     speakers: Collection[str],
     draws: int = DRAWS,
 ) -> tuple[list[Episode], list[Effect]]:
-    """`effects`, and before them the episodes with `Turn.otherwise`: what the speakers might have said."""
+    """Measures every message of these players (names in `Episode.players`). Needs the episodes' streams.
+
+    Returns the episodes with `Turn.otherwise`, what the speakers might have said, and the effects. Who is not asked
+    after the other message believes what it did before. Votes are left out where the other message would have changed
+    who is on turn before the vote.
+    """
     if not any(episode.streams for episode in episodes):
         raise UserError("These games were recorded without their streams. Play them again to measure influence.")
     others = _others(episodes, speakers)
@@ -93,7 +83,7 @@ def compared(
 
 
 def of_messages(found: Sequence[Effect]) -> dict[tuple[int, int], dict[str, float]]:
-    """By game and turn: the mean over listeners of `influence/KIND`, `credit/KIND` and `vote_credit/KIND`."""
+    """Means over listeners of `influence/KIND`, `credit/KIND` and `vote_credit/KIND`, by game and turn."""
     values: dict[tuple[int, int], dict[str, list[float]]] = {}
     for each in found:
         own = values.setdefault((each.game, each.turn), {})

@@ -10,7 +10,7 @@ import torch
 
 from marl.agents.model import ModelAgent
 from marl.common.errors import UserError
-from marl.metrics.influence import Effect, effects, influence_metrics
+from marl.metrics.influence import Effect, compared, influence_metrics
 from marl.model.policy import Policy
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import draw_games
@@ -24,7 +24,7 @@ GAMES = 10
 def measured(policy: Policy, temperature: float = 1.0) -> tuple[list[Episode], list[Effect]]:
     agent = ModelAgent("learner", policy, slots=2 * GAMES, context=32, max_new_tokens=1, temperature=temperature)
     episodes = rollout(draw_games(0, 1, count=GAMES), everyone(agent), Hint, GAMES)
-    return episodes, effects(episodes, Hint, {"learner": agent}, {"learner"}, draws=3)
+    return episodes, compared(episodes, Hint, {"learner": agent}, {"learner"}, draws=3)[1]
 
 
 def test_each_effect_is_what_the_listener_believes_of_the_other_words() -> None:
@@ -70,7 +70,7 @@ def test_an_author_who_would_say_the_same_again_has_no_influence_beside_itself()
 def test_games_without_streams_are_refused() -> None:
     episodes, _ = measured(hint_policy(0))
     with pytest.raises(UserError, match="recorded without their streams"):
-        effects([replace(e, streams={}) for e in episodes], Hint, {}, {"learner"})
+        compared([replace(e, streams={}) for e in episodes], Hint, {}, {"learner"})
 
 
 def test_means_are_over_games() -> None:
