@@ -444,7 +444,7 @@ def table_row(arm: str, metric: str, seeds: Sequence[Interval]) -> TableRow:
 
 
 def label(row: TableRow) -> str:
-    """What a figure calls a row."""
+    """Names a row in a figure."""
     if row.arm == HEADS:
         return row.metric.removeprefix("filter/recall/")
     return f"{row.arm}: items" if row.metric == "intent/items" else row.arm

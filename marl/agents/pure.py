@@ -62,7 +62,7 @@ class PurePlayer:
         return self._order(HOMES.index(asked[0]) if asked else None)
 
     def position(self) -> Small:
-        """What it knows as a row of `Pure`, (1, WIDTH)."""
+        """Writes what it knows as a row of `Pure`, (1, WIDTH)."""
         seen, row = self.seen, np.full(YEAR + 1, -1)
         for start, known in ((0, seen.units), (N, seen.centres)):
             for place, power in known.items():

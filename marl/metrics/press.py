@@ -1,4 +1,4 @@
-"""What is said, heard and done in Diplomacy: promises kept, promises believed, and requests granted.
+"""Measures of talk in Diplomacy: promises kept, promises believed, and requests granted.
 
 A message is understood as scripted players understand it (`agents/scripted/diplomacy.py`): a request says what its
 author will move ("please support PAR to BER"), an offer what it will support. Other messages count as such alone.
@@ -63,7 +63,7 @@ def _addressee(before: Sequence[Turn], turn: Turn) -> str:
 
 
 def _orders(after: Sequence[Turn]) -> list[Turn]:
-    """What all seats choose for their units in the rest of a phase.
+    """Finds what all seats choose for their units in the rest of a phase.
 
     A phase ends at the next talk, and where a seat is on turn again that was not: in a phase seats only drop out.
     """
@@ -86,7 +86,7 @@ def _orders(after: Sequence[Turn]) -> list[Turn]:
 
 
 def _ordered(orders: Sequence[Turn], agent: str) -> list[Order]:
-    """What a seat orders, with both choices of a support in one."""
+    """Lists a seat's orders, with both choices of a support in one."""
     found: list[Order] = []
     for turn in orders:
         if turn.agent != agent:
@@ -120,5 +120,5 @@ def _heard(episode: Episode, turn: Turn, reader: str, said: Said) -> float | Non
 
 
 def _begins(order: Order, said: Said) -> bool:
-    """Whether a unit's first choice is that of what was said."""
+    """True if an order begins as what was said does."""
     return (order.verb, order.target) == (("-", said.dest) if said.act == ASK else ("+", said.place))

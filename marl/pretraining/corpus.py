@@ -29,7 +29,7 @@ from marl.types import INSIDERS, Episode, Kind, Turn
 
 CORPUS, TOKENIZER, HELD_OUT, LISTENING, CHOICE = 101, 102, 103, 104, 105  # places of the seed
 ORDERS = tuple(itertools.permutations(range(3), 3))
-# What the player alone reads before its reply (`StreamWriter.tell`); a reply of its own that no loss learns to write.
+# Steps that no game has: a text that the player alone reads (`StreamWriter.tell`), a reply that no loss learns.
 Told = tuple[Literal["tell", "given"], str]
 Steps = list[Step | Told]
 CHUNK = 512  # seats that are sorted into batches of similar length

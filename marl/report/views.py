@@ -139,7 +139,7 @@ def considered(turn: dict[str, Any]) -> list[str]:
 
 
 def effect_lines(turn: dict[str, Any]) -> list[str]:
-    """What a message did beside silence and beside its author's other words, and what those were; often empty."""
+    """Lines on what a message did beside silence and beside its author's other words, and on those; often none."""
     effect: dict[str, float] = turn.get("effect", {})
     lines = []
     for kind, words in (("silence", "beside silence"), ("resampled", "beside what its author might have said")):

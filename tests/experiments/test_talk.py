@@ -17,7 +17,7 @@ from tests.composing import AMONG_US, DOND, configure
 RUNS = {"dond": ("env=dond", *DOND[1:]), "among_us": AMONG_US}
 
 
-# What is measured of meetings is measured in tests/marl/metrics, too, of small models' games.
+# Measures of meetings are tested in tests/marl/metrics, too, on small models' games.
 @pytest.mark.parametrize("game", ["dond", pytest.param("among_us", marks=pytest.mark.slow)])
 def test_a_run_and_its_base_are_measured_side_by_side(
     game: str, tmp_path: Path, bases: Path, capsys: pytest.CaptureFixture[str]

@@ -1,4 +1,4 @@
-"""What is said, heard and done, against a phase written out by hand; it needs no package."""
+"""Measures of talk in Diplomacy against a phase written out by hand, which needs no package."""
 
 from __future__ import annotations
 
