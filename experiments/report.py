@@ -209,18 +209,21 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
     equal = equal_compute(runs)
     kept = [m for m in dict.fromkeys((GAMES, *wanted, *CURVES)) if all(m in arm.metrics for arm in equal)]
     tables = {
-        "table": rows,
-        "differences": differences,
-        "ratios": ratios,
-        "equal_compute": [*ablation_table(equal, kept), *arm_differences(equal, pairs, kept)],
-        "bootstrap": bootstrap_table(arms, pairs),
+        "table.csv": rows,
+        "differences.csv.gz": differences,
+        "ratios.csv": ratios,
+        "equal_compute.csv": [*ablation_table(equal, kept), *arm_differences(equal, pairs, kept)],
+        "bootstrap.csv": bootstrap_table(arms, pairs),
     }
+
+    def path(name: str) -> Path:
+        return folder / name.replace(".", f"{suffix}.", 1)
+
     for name, found in tables.items():
         if found:
-            write_table(folder / f"{name}{suffix}.csv", found)
+            write_table(path(name), found)
     for name, (header, lines) in data_files(game, runs, arms, pairs, names).items():
-        stem, _, ending = name.partition(".")
-        write_csv(folder / f"{stem}{suffix}.{ending}", header, lines)
+        write_csv(path(name), header, lines)
     draw(folder, suffix, folder)
     if suffix:
         say("\n" + in_words(suffix))

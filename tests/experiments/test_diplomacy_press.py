@@ -38,7 +38,7 @@ def test_a_table_keeps_what_a_mute_arm_lacks(tmp_path: Path) -> None:
     assert found["mute", "game/score"] == 0.105 and found["RL+L+S", "game/score"] == 0.305
     arms = {arm for arm, metric in found if metric == "belief/last_log_loss"}
     assert arms == {"base", "RL", "RL+L+S"}
-    apart = {row.arm: row.mean for row in read_table(tmp_path / "differences.csv") if row.metric == "game/score"}
+    apart = {row.arm: row.mean for row in read_table(tmp_path / "differences.csv.gz") if row.metric == "game/score"}
     assert apart["RL+L+S - RL"] == pytest.approx(0.1) and apart["RL - mute"] == pytest.approx(0.1)
     assert (tmp_path / "figure.svg").exists()
 

@@ -85,7 +85,7 @@ def test_tables_are_those_of_the_evaluations(published: Path) -> None:
         (row["arm"], row["seed"]): row for row in csv_rows(published / "per_seed.csv.gz") if row["metric"] == wins
     }
     assert float(per_seed["RL+L+S", "1"]["mean"]) == 0.5
-    both = {row.arm: row for row in read_table(published / "differences.csv") if row.metric == wins}
+    both = {row.arm: row for row in read_table(published / "differences.csv.gz") if row.metric == wins}
     assert (both["RL+L+S - RL"].mean, both["RL+L+S - RL"].seeds) == (0.1875, 2) and "RL+L - RL" not in both
     (ratio,) = read_table(published / "ratios.csv")  # of their base, one model, no seeds can be paired
     assert (ratio.arm, ratio.mean, ratio.low, ratio.high, ratio.games) == ("RL+L+S / RL", 2, 2, 2, 32)
@@ -111,7 +111,7 @@ def test_the_published_folder_is_whole(root: Path, published: Path) -> None:
     assert header == "arm,metric,mean,low,high,seeds,games"
     assert all(line.count(",") == 6 and ",," not in line for line in lines)  # no blank cell
     assert not {"equal_compute_shaping_0.2.csv", "iqm_shaping_0.2.csv"} & names  # one arm, one seed
-    (row,) = read_table(published / "differences_shaping_0.2.csv")  # one seed: paired by game, of one metric
+    (row,) = read_table(published / "differences_shaping_0.2.csv.gz")  # one seed: paired by game, of one metric
     assert (row.arm, row.metric, row.seeds, row.games) == ("RL - base", "game/win_rate/crewmates", 1, 16)
     cards = (published / "cards.jsonl").read_text()
     assert len(cards.splitlines()) == 5 and str(root) not in cards and "threads" not in cards

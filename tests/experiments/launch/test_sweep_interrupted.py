@@ -74,6 +74,6 @@ def test_a_sweep_that_is_killed_twice_gives_the_same_table(tmp_path: Path) -> No
     assert table_of(last) == table_of(undisturbed)
 
     ours, theirs = published(killed), published(whole)
-    assert {"table.csv", "differences.csv", "per_seed.csv.gz", "curves.csv.gz", "figure.svg"} <= ours.keys()
+    assert {"table.csv", "differences.csv.gz", "per_seed.csv.gz", "curves.csv.gz", "figure.svg"} <= ours.keys()
     assert len(ours["cards.jsonl"].splitlines()) == 4
     assert [name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name)] == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from experiments import report, train
 from experiments.setup.config import plain
 from experiments.setup.spec import run_spec
 from experiments.studies import conditions
+from marl.common.files import csv_rows
 from tests.composing import configure
 
 SMALL = [
@@ -19,11 +19,6 @@ SMALL = [
     "model.intermediate_size=64", "algo.iterations=1", "algo.games=6", "algo.concurrency=6", "eval.games=0",
     "algo.update.minibatches=1", "eval.final_games=8",
 ]  # fmt: skip
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_both_learners_play_equal_games_from_one_base() -> None:
@@ -44,14 +39,14 @@ def test_from_the_sweep_to_both_tables(tmp_path: Path) -> None:
             train.main(configure("train", "sweep=dond_pikl", f"algo={algo}", f"seed={seed}", f"runs={runs}", *SMALL))
     page, out = tmp_path / "page.html", tmp_path / "table"
     report.main(configure("report", "select=dond_pikl-*", f"runs={runs}", f"out={page}", f"publish={out}"))
-    arms = [row["arm"] for row in rows_of(out / "table.csv")]
+    arms = [row["arm"] for row in csv_rows(out / "table.csv")]
     assert list(dict.fromkeys(arms)) == ["base", "pikl", "ppo"]
-    assert {row["arm"] for row in rows_of(out / "differences.csv")} == {"pikl - ppo"}
+    assert {row["arm"] for row in csv_rows(out / "differences.csv.gz")} == {"pikl - ppo"}
     assert "pikl" in page.read_text()
     small = [f"runs={runs}", f"publish={out}", "games=6", "concurrency=6", "progress=false", "threads=1"]
     study = configure("conditions", "comparison=dond_pikl", *small)
     conditions.main(study)
-    rows = {(r["arm"], r["condition"]): r for r in rows_of(out / "planned.csv") if r["metric"] == "game/score"}
+    rows = {(r["arm"], r["condition"]): r for r in csv_rows(out / "planned.csv") if r["metric"] == "game/score"}
     assert set(rows) == {(arm, how) for arm in ("base", "pikl", "ppo") for how in ("as_it_plays", "planned")}
     assert rows["pikl", "planned"]["seeds"] == "2" and rows["base", "planned"]["seeds"] == "1"
     cells = [json.loads(path.read_text())["about"] for path in Path(study.cells).glob("*.json")]
