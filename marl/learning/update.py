@@ -161,12 +161,12 @@ def backward(
     total = torch.zeros((), device=outputs.logprobs.device)
     for name, loss in losses.items():
         values, mask = evaluate(part, name, loss, outputs)
-        picked = values[mask]
-        if len(picked) > counts[name]:
+        if not torch.equal(mask, mask_of(part, name, loss)):
             raise UserError(
                 f"loss.{name}: the mask of {type(loss).__name__} depends on the outputs. Make it of the batch alone, "
                 "as batch.reply is."
             )
+        picked = values[mask]
         mean = picked.sum() / max(counts[name], 1)
         amount = float(mean.detach())
         if loss.weight:

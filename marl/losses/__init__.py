@@ -97,8 +97,8 @@ def replies(batch: TokenBatch, over: str) -> Tensor:
 
 def mask_of(batch: TokenBatch, name: str, loss: Loss) -> Tensor:
     """Returns the mask of a loss, before the model is read."""
-    zeros = torch.zeros(batch.tokens.shape)
-    beliefs = torch.zeros(len(batch.row), max(batch.candidates.shape[1], 1))
+    zeros = torch.zeros(batch.tokens.shape, device=batch.tokens.device)
+    beliefs = zeros.new_zeros(len(batch.row), max(batch.candidates.shape[1], 1))
     outputs = Outputs(zeros, zeros, zeros, beliefs, zeros, torch.zeros_like(batch.plan), zeros)
     return evaluate(batch, name, loss, outputs)[1]
 

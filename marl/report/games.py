@@ -116,13 +116,15 @@ def shown_games(runs: Sequence[Run], most: int = 24) -> list[list[View]]:
         in_training = [games for name, games in run.transcripts.items() if name.startswith("planned-")]
         planned += [[shown_view(games[0], f"{arm}, in training, planned")] for games in in_training[-1:]]
     order = sorted(plays, key=lambda name: (name in firsts, ARM_ORDER.index(name) if name in ARM_ORDER else len(plays)))
-    shown = []
+    shown: list[list[View]] = []
     for game in dict.fromkeys(game for arm in firsts for game in plays[arm]):
         found = {name: own[game] for name in order if game in (own := plays[name])}
         silent = not any(turn["message"] for transcript in found.values() for turn in transcript["turns"])
         if not (silent and all(map(is_among_us, found.values()))):
             shown.append([shown_view(transcript, name) for name, transcript in found.items()])
-    return shown[: max(2, most // len(plays))] + planned
+        if len(shown) == max(2, most // len(plays)):
+            break
+    return shown + planned
 
 
 def game_of(transcript: Transcript) -> str:

@@ -98,9 +98,10 @@ def test_a_term_that_returns_no_values_with_their_mask_is_refused(
         trained({"policy": TERMS["policy"], "mine": Mine(of)})
 
 
-def test_a_mask_that_depends_on_the_outputs_is_refused() -> None:
-    """Its tokens are counted before the model is read: the mean over others would be a sum."""
-    mine = Mine(lambda batch, outputs: (-outputs.entropy, outputs.entropy > 0))
+@pytest.mark.parametrize("mask", [lambda entropy: entropy > 0, lambda entropy: entropy < 1])  # more, and fewer
+def test_a_mask_that_depends_on_the_outputs_is_refused(mask: Callable[[Tensor], Tensor]) -> None:
+    """Its tokens are counted before the model is read: the mean over others would be no mean."""
+    mine = Mine(lambda batch, outputs: (-outputs.entropy, mask(outputs.entropy)))
     with pytest.raises(UserError, match=r"^loss\.mine: the mask of Mine depends on the outputs\. Make it of the batch"):
         trained({"policy": TERMS["policy"], "mine": mine})
 
