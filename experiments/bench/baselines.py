@@ -43,7 +43,7 @@ class Allowed(LogitsProcessor):
 
 
 @dataclass
-class Seat:
+class GenerateSeat:
     """A seat's view, its answers to belief questions, and whether its stream has outgrown the context."""
 
     view: StreamWriter
@@ -65,7 +65,7 @@ class GenerateAgent:
         self.ends = [i for text in (END, f" {END}") for i in self.tokens.encode(text)]
         speakable = policy.speech_mask.isfinite()  # (V,)
         self.speakable = speakable.nonzero()[:, 0].tolist()
-        self._seats: dict[Key, Seat] = {}
+        self._seats: dict[Key, GenerateSeat] = {}
 
     @torch.no_grad()
     def act(self, requests: Sequence[Request]) -> list[Reply]:
@@ -93,7 +93,7 @@ class GenerateAgent:
         }
 
     def _observe(self, r: Request) -> None:
-        seat = self._seats.setdefault(r.key, Seat(StreamWriter(self.tokens), r.role))
+        seat = self._seats.setdefault(r.key, GenerateSeat(StreamWriter(self.tokens), r.role))
         if seat.lost:
             return
         length, asked = len(seat.view.stream), len(seat.view.asked)
@@ -104,11 +104,11 @@ class GenerateAgent:
             seat.view.cut(length, asked)
             seat.lost = True
 
-    def _free(self, seat: Seat) -> int:
+    def _free(self, seat: GenerateSeat) -> int:
         """Most tokens of a reply for which there is room."""
         return self.context - len(seat.view.stream) - len(self.tokens.format.after_reply)
 
-    def _batches(self, seats: Sequence[Seat]) -> list[list[Seat]]:
+    def _batches(self, seats: Sequence[GenerateSeat]) -> list[list[GenerateSeat]]:
         """Splits seats into groups of similar length, at most `rows` each."""
         order = sorted(seats, key=lambda seat: len(seat.view.stream))
         return [order[i : i + self.rows] for i in range(0, len(order), self.rows)]
@@ -133,7 +133,7 @@ class GenerateAgent:
         )[:, ids.shape[1] :].tolist()
         return [self._said(*each) for each in zip(requests, seats, written, limits, strict=True)]
 
-    def _said(self, r: Request, seat: Seat, row: list[int], limit: int) -> Reply:
+    def _said(self, r: Request, seat: GenerateSeat, row: list[int], limit: int) -> Reply:
         """A row that was written, up to its end, as the reply."""
         size = next((i + 1 for i in range(limit) if self.tokens.ends(row[: i + 1])), limit)
         reply = tuple(row[:size])
@@ -142,7 +142,7 @@ class GenerateAgent:
         start = seat.view.reply(reply, Kind.CHOICE if chooses else Kind.SPEECH)
         return Reply(r.key, text, reply, start, (0.0,) * len(reply), legal=seat.legal)
 
-    def _answer(self, seats: Sequence[Seat]) -> None:
+    def _answer(self, seats: Sequence[GenerateSeat]) -> None:
         """Answers the seats' open questions: a softmax over the candidates of each. One beside the stream is a row."""
         rows: list[list[int]] = []
         due = []  # seat, candidates, row, and the place in it counted from its end

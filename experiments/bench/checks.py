@@ -14,7 +14,7 @@ from torch import Tensor
 from experiments.setup.devices import without_bf16
 from marl.agents.model import ModelAgent
 from marl.learning.advantages import Credit, add_advantages
-from marl.learning.batch import collate, seats_of
+from marl.learning.batch import collate, rows_of
 from marl.learning.config import UpdateConfig
 from marl.learning.forward import forward
 from marl.learning.update import autocast, make_optimizer, update
@@ -72,7 +72,7 @@ def play(policy: Policy, seed: int, bf16: bool = False, decode_steps: int = 1) -
 
 
 def batch_of(episodes: list[Episode]) -> TokenBatch:
-    return add_advantages(collate(seats_of(episodes, {"learner"}), REWARDS), REWARDS, Credit())
+    return add_advantages(collate(rows_of(episodes, {"learner"}), REWARDS), REWARDS, Credit())
 
 
 @torch.no_grad()

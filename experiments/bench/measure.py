@@ -24,7 +24,7 @@ from marl.agents.model import ModelAgent
 from marl.common.errors import UserError
 from marl.decoding.memory import Slots, check_memory, learning_bytes
 from marl.learning.advantages import Credit, add_advantages
-from marl.learning.batch import collate, seats_of
+from marl.learning.batch import collate, rows_of
 from marl.learning.config import UpdateConfig
 from marl.learning.update import update
 from marl.losses import Loss
@@ -152,7 +152,7 @@ class Bench:
         )  # fmt: skip
         episodes, played = self.play(agent, point)
         rewards = {"game": GameReward()}
-        batch = collate(seats_of(add_rewards(episodes, rewards), {OURS}), rewards)
+        batch = collate(rows_of(add_rewards(episodes, rewards), {OURS}), rewards)
         batch = add_advantages(batch, rewards, Credit())
         batch = batch.select(torch.arange(min(self.settings.update_rows, batch.shape[0])))
         losses: dict[str, Loss] = {"policy": PolicyLoss(), "value": ValueLoss(), "listening": ListeningLoss()}

@@ -197,7 +197,7 @@ def measure(subject: Subject, cfg: DictConfig, workspace: Workspace) -> Metrics:
     found |= talk_drift([read_talk(talk_of(episode)) for episode in episodes], rng)
     if cfg.data.dond:
         views = recorded(cfg.data.dond, cfg.split, [env_maker({**env, "contexts": None, "split": "all"})])
-        likely = likelihood(policy, by_dialogue(views.dialogues, views.seats(policy.tokens)), rng)
+        likely = likelihood(policy, by_dialogue(views.dialogues, views.rows(policy.tokens)), rng)
         if likely is not None:
             found["drift/human_dialogues"] = likely
     judge = load_policy(subject.people, workspace.device)

@@ -55,7 +55,7 @@ from marl.model.policy import Policy
 from marl.planning.pikl import Floats
 from marl.planning.planner import SLOTS, Decision, PlannerConfig, Reader, planning_agent, proposal, respond, weigh
 from marl.pretraining.base import base_policy
-from marl.pretraining.corpus import human_seat
+from marl.pretraining.corpus import human_row
 from marl.report.figures import HALF, PAPER, arm_colours, save_figure, style_axes
 from marl.rollout.cast import turn_about
 from marl.rollout.games import env_maker, file_digests, scripted
@@ -419,10 +419,10 @@ def human_situations(
 ) -> tuple[list[HumanView], list[Situation]]:
     """The test split's proposals, each as YOU were to make it, with the policy's beliefs."""
     views, replayed = zip(*human_proposals(folder, env, most), strict=True)
-    seats = [human_seat(steps, policy.tokens, number) for number, steps in enumerate(replayed)]
-    answered = believed(policy, collate(seats, {}))
+    rows = [human_row(steps, policy.tokens, number) for number, steps in enumerate(replayed)]
+    answered = believed(policy, collate(rows, {}))
     situations = []
-    for view, (episode, you), answers in zip(views, seats, answered, strict=True):
+    for view, (episode, you), answers in zip(views, rows, answered, strict=True):
         talk = [(who == "YOU", text) for who, text in view.turns]
         situations.append(
             Situation(

@@ -15,7 +15,7 @@ import numpy as np
 from marl.agents.model import model_agent
 from marl.algorithms.training import TrainConfig, Training
 from marl.common.errors import UserError
-from marl.learning.batch import Seat, collate, seats_of
+from marl.learning.batch import Row, collate, rows_of
 from marl.learning.config import UpdateConfig
 from marl.losses import any_needs
 from marl.rewards import add_rewards
@@ -47,26 +47,26 @@ def train_filtered_bc(training: Training, config: FilteredBCConfig) -> None:
     rivals = competitive(training.make_env())
     for iteration in training.iterations(config, {learner.name: agent}):
         episodes = add_rewards(iteration.rollout(), training.rewards)  # measured; `select` reads what the game paid
-        seats = seats_of(episodes, {learner.name})
-        flags = select(seats, config.keep, rivals)
-        kept = [without_errors(seat) for seat, good in zip(seats, flags, strict=True) if good]
-        iteration.add({"filter/kept": len(kept) / max(len(seats), 1)}, learner)
+        rows = rows_of(episodes, {learner.name})
+        flags = select(rows, config.keep, rivals)
+        kept = [without_errors(row) for row, good in zip(rows, flags, strict=True) if good]
+        iteration.add({"filter/kept": len(kept) / max(len(rows), 1)}, learner)
         if kept:
             iteration.update(learner, collate(kept, {}, votes=any_needs(training.losses, "votes")))
         iteration.finish(episodes)
 
 
-def select(seats: Sequence[Seat], keep: str, competitive: bool) -> list[bool]:
-    """Marks the seats to imitate, by what the game paid them.
+def select(rows: Sequence[Row], keep: str, competitive: bool) -> list[bool]:
+    """Marks the rows to imitate, by what the game paid them.
 
-    `keep`: `above_mean` (strictly above the mean of all seats), `nonzero`, `all`. `competitive`: also both sides of
+    `keep`: `above_mean` (strictly above the mean of all rows), `nonzero`, `all`. `competitive`: also both sides of
     valid deals that paid neither anything.
     """
-    if not seats:
+    if not rows:
         return []
-    paid = np.array([seat_reward(episode, agent) for episode, agent in seats])
-    kept = {"above_mean": paid > paid.mean(), "nonzero": paid != 0, "all": np.ones(len(seats), bool)}[keep]
-    return [bool(good) or (competitive and drawn(e)) for (e, _), good in zip(seats, kept, strict=True)]
+    paid = np.array([seat_reward(episode, agent) for episode, agent in rows])
+    kept = {"above_mean": paid > paid.mean(), "nonzero": paid != 0, "all": np.ones(len(rows), bool)}[keep]
+    return [bool(good) or (competitive and drawn(e)) for (e, _), good in zip(rows, kept, strict=True)]
 
 
 def seat_reward(episode: Episode, agent: str) -> float:
@@ -84,16 +84,16 @@ def competitive(env: Any) -> bool:
     return getattr(env, "objective", 0.0) == -1
 
 
-def without_errors(seat: Seat) -> Seat:
-    """Returns the seat as if no reply had been refused: cuts out each refused reply, its cue and the correction.
+def without_errors(row: Row) -> Row:
+    """Returns the row as if no reply had been refused: cuts out each refused reply, its cue and the correction.
 
     A correction is what the seat read between a refused reply and its next one.
     """
-    episode, agent = seat
+    episode, agent = row
     own = sorted((t for t in episode.turns if t.agent == agent), key=lambda t: t.start)
     stream = episode.streams[agent]
     if not any(turn.error for turn in own):
-        return seat
+        return row
     kept = np.ones(len(stream), dtype=bool)
     for turn, end in zip(own, [*(t.start for t in own[1:]), len(stream)], strict=True):
         if turn.error:

@@ -16,7 +16,7 @@ from marl.algorithms.filtered_bc import KEEPS, competitive, select
 from marl.algorithms.training import TrainConfig, Training
 from marl.common.errors import UserError
 from marl.learning.advantages import Credit, add_advantages
-from marl.learning.batch import collate, seats_of
+from marl.learning.batch import collate, rows_of
 from marl.learning.estimators import ESTIMATORS, GROUPED, Baselines
 from marl.learning.update import Learner
 from marl.losses import any_needs, any_reads
@@ -89,16 +89,16 @@ def train_ppo(training: Training, config: PPOConfig) -> None:
         episodes = iteration.rollout()  # also answers the belief questions
         episodes = add_rewards(episodes, training.rewards)  # fills turn.rewards by name
         for learner in learning(training.learners, config.alternate, iteration.number):
-            seats = seats_of(episodes, {learner.name})
-            if not seats:  # a rare partner may hold no seat in these games
+            rows = rows_of(episodes, {learner.name})
+            if not rows:  # a rare partner may hold no seat in these games
                 continue
-            kept = select(seats, config.imitate, rivals)  # what an imitation loss may learn from
+            kept = select(rows, config.imitate, rivals)  # what an imitation loss may learn from
             votes = any_needs(training.losses, "votes")
-            batch = collate(seats, training.rewards, imitate=kept, votes=votes)  # the only masks
+            batch = collate(rows, training.rewards, imitate=kept, votes=votes)  # the only masks
             baselines = None  # the critic's values
             if config.advantage != "gae":
                 running = training.memory.setdefault(learner.name, {})
-                baselines = Baselines(config.advantage, seats, running, config.scale)
+                baselines = Baselines(config.advantage, rows, running, config.scale)
             batch = add_advantages(batch, training.rewards, config.credit, baselines)
             if baselines is not None:
                 iteration.add(baselines.metrics, learner)

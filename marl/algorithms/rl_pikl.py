@@ -20,7 +20,7 @@ from envs.among_us.state import Ending
 from marl.algorithms.training import TrainConfig, Training
 from marl.common.errors import UserError
 from marl.learning.advantages import Credit, add_advantages
-from marl.learning.batch import Seat, collate, seats_of
+from marl.learning.batch import Row, collate, rows_of
 from marl.losses import any_needs
 from marl.planning.planner import PlannerConfig, planning_agent
 from marl.rewards import add_rewards, credits_messages
@@ -68,12 +68,12 @@ def train_rl_pikl(training: Training, config: RLPiklConfig) -> None:
         valued: Sequence[Episode] = episodes
         if config.value == "plan" and training.game == "dond":
             valued = add_rewards([as_expected(episode) for episode in episodes], paid)
-        seats = seats_of(valued, {learner.name})
-        if seats:  # a rare partner may hold none in these games
+        rows = rows_of(valued, {learner.name})
+        if rows:  # a rare partner may hold none in these games
             votes = any_needs(training.losses, "votes")
-            batch = add_advantages(collate(seats, paid, votes=votes, drawn_from_plans=True), paid, returns)
+            batch = add_advantages(collate(rows, paid, votes=votes, drawn_from_plans=True), paid, returns)
             if config.value == "plan" and training.game == "among_us":
-                batch = expected_votes(batch, seats)
+                batch = expected_votes(batch, rows)
             iteration.update(learner, batch)
         iteration.finish(episodes)
 
@@ -89,28 +89,28 @@ def as_expected(episode: Episode) -> Episode:
     return replace(episode, payments=(*paid, *expected.values()))
 
 
-def expected_votes(batch: TokenBatch, seats: Sequence[Seat]) -> TokenBatch:
+def expected_votes(batch: TokenBatch, rows: Sequence[Row]) -> TokenBatch:
     """Sets the returns of planned votes, in Among Us with one imposter, to what plans expected: p W + (1 - p) L.
 
     p, the sum over votes of plan times value, is the planned probability that the imposter is ejected. W is the mean
     that games paid after votes that did so. L is what this game paid, if the vote did not eject it, else the mean of
     the votes that did not. If all planned votes of the batch ended alike, nothing is changed.
     """
-    rows, positions, expected, ejected = [], [], [], []
-    for row, (episode, agent) in enumerate(seats):
+    voted, positions, expected, ejected = [], [], [], []
+    for row, (episode, agent) in enumerate(rows):
         last = max(turn.step for turn in episode.turns)  # of a game that a vote ended, the step of that vote
         for turn in episode.turns:
             if turn.agent == agent and turn.planned and turn.planned.played:
-                rows.append(row)
+                voted.append(row)
                 positions.append(turn.start)
                 expected.append(float(np.dot(turn.planned.plan, turn.planned.values)))
                 ejected.append(turn.step == last and episode.outcome["how"] == Ending.EJECTION)
     won = torch.tensor(ejected, dtype=torch.bool)
     if not bool(won.any()) or bool(won.all()):
         return batch
-    paid = batch.returns[rows, positions]
+    paid = batch.returns[voted, positions]
     p = torch.tensor(expected, dtype=paid.dtype)
     win, otherwise = paid[won].mean(), torch.where(won, paid[~won].mean(), paid)
     returns = batch.returns.clone()
-    returns[rows, positions] = p * win + (1 - p) * otherwise
+    returns[voted, positions] = p * win + (1 - p) * otherwise
     return replace(batch, returns=returns)

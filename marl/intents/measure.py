@@ -19,7 +19,7 @@ from marl.intents.draws import draw_messages, words_of
 from marl.intents.nonsense import Said, features
 from marl.intents.streams import Intent, grounded, said
 from marl.intents.training import in_arm
-from marl.learning.batch import Seat
+from marl.learning.batch import Row
 from marl.metrics.drift import likelihood
 from marl.metrics.stats import Interval, bootstrap_ratio, rate
 from marl.model.policy import Policy
@@ -41,9 +41,9 @@ def human_perplexity(
 ) -> Interval:  # fmt: skip
     """Perplexity a word of human messages of a split under what this arm grounds them in, by dialogue."""
     found = corpus.recorded(data, split, [make_env], **in_arm(arm, intents))
-    games: dict[str, list[Seat]] = {}
-    for dialogue, seat in zip(found.dialogues, found.seats(policy.tokens), strict=True):
-        games.setdefault(dialogue, []).append(seat)
+    games: dict[str, list[Row]] = {}
+    for dialogue, row in zip(found.dialogues, found.rows(policy.tokens), strict=True):
+        games.setdefault(dialogue, []).append(row)
     nats = likelihood(policy, [*games.values()], rng)
     assert nats is not None, "no human message"
     return perplexity(nats)
@@ -132,7 +132,7 @@ def controlled(
 
 def _up_to_reply(steps: corpus.Steps, tokens: Tokens, reply: int) -> list[int]:
     """The stream up to the cue of the player's `reply`-th reply."""
-    episode, you = corpus.human_seat(steps, tokens, 0)
+    episode, you = corpus.human_row(steps, tokens, 0)
     return episode.streams[you].tokens[: episode.turns[reply].start]
 
 

@@ -19,7 +19,7 @@ from marl.planning.planner import next_tokens
 from marl.rewards import Reward, of_messages
 from marl.types import INSIDERS, Belief, Episode, Kind, TokenBatch, Turn
 
-Seat = tuple[Episode, str]  # one agent of one episode: a row of the batch
+Row = tuple[Episode, str]  # one agent of one episode: a row of the batch
 
 
 class BeliefTarget(NamedTuple):
@@ -33,7 +33,7 @@ class BeliefTarget(NamedTuple):
     vote: bool
 
 
-def seats_of(episodes: Sequence[Episode], players: Collection[str]) -> list[Seat]:
+def rows_of(episodes: Sequence[Episode], players: Collection[str]) -> list[Row]:
     """Lists the seats that any of these players held, in order: the rows of a batch."""
     return [
         (e, agent) for e in episodes for agent, player in e.players.items() if player in players and agent in e.streams
@@ -41,7 +41,7 @@ def seats_of(episodes: Sequence[Episode], players: Collection[str]) -> list[Seat
 
 
 def collate(
-    seats: Sequence[Seat],
+    rows: Sequence[Row],
     rewards: Mapping[str, Reward],
     *,
     imitate: Sequence[bool] | None = None,
@@ -49,30 +49,30 @@ def collate(
     votes: bool = False,
     drawn_from_plans: bool = False,
 ) -> TokenBatch:
-    """Pads the seats' streams on the right and marks every token.
+    """Pads the rows' streams on the right and marks every token.
 
     `rewards` fill `rewards` and `message_rewards`, by where they are credited; at weight 0 they pay nothing. `imitate`
-    marks the seats that imitation learns from (None: all), but for refused replies. Beliefs of `silent_roles` are left
+    marks the rows that imitation learns from (None: all), but for refused replies. Beliefs of `silent_roles` are left
     out. `votes`: choices that say what is believed stand beside the questions, read where they were sampled.
     `drawn_from_plans`: replies may be a planner's; then no loss may compare the policy with `logprobs`.
     Advantages, returns and reference log-probabilities are left at 0.
     """
-    assert seats, "an empty batch has no shape"
-    asking = [[x for x in e.beliefs if x.listener == agent and x.role not in silent_roles] for e, agent in seats]
-    branches = [branches_of(len(e.streams[agent]), own) for (e, agent), own in zip(seats, asking, strict=True)]
-    rows = [[t for t in episode.turns if t.agent == agent and t.reply_ids] for episode, agent in seats]
-    plans = {id(t): next_tokens(t.planned) for turns in rows for t in turns if t.planned}
+    assert rows, "an empty batch has no shape"
+    asking = [[x for x in e.beliefs if x.listener == agent and x.role not in silent_roles] for e, agent in rows]
+    branches = [branches_of(len(e.streams[agent]), own) for (e, agent), own in zip(rows, asking, strict=True)]
+    turns_of = [[t for t in episode.turns if t.agent == agent and t.reply_ids] for episode, agent in rows]
+    plans = {id(t): next_tokens(t.planned) for turns in turns_of for t in turns if t.planned}
     columns, weights = of_messages(rewards), {name: r.weight for name, r in rewards.items() if r.weight}
-    size = len(seats)
-    length = max(max(len(e.streams[agent]), *own.values(), 0) for (e, agent), own in zip(seats, branches, strict=True))
+    size = len(rows)
+    length = max(max(len(e.streams[agent]), *own.values(), 0) for (e, agent), own in zip(rows, branches, strict=True))
     a = _blank(
         (size, length),
         columns=len(columns),
-        options=max((len(t.legal) for turns in rows for t in turns), default=0),
+        options=max((len(t.legal) for turns in turns_of for t in turns), default=0),
         planned=max((len(after) for following in plans.values() for after in following), default=0),
     )
     asked: list[BeliefTarget] = []
-    for b, ((episode, agent), turns) in enumerate(zip(seats, rows, strict=True)):
+    for b, ((episode, agent), turns) in enumerate(zip(rows, turns_of, strict=True)):
         stream = episode.streams[agent]
         a["tokens"][b, : len(stream)] = stream.tokens
         a["kind"][b, : len(stream)] = stream.kinds
@@ -118,7 +118,7 @@ def collate(
             for turn in turns
             if votes and turn.truths and turn.role not in silent_roles
         ]
-    privileged = np.array([episode.privileged.get(agent, ()) for episode, agent in seats], dtype=np.float32)
+    privileged = np.array([episode.privileged.get(agent, ()) for episode, agent in rows], dtype=np.float32)
     return TokenBatch(
         **{name: torch.from_numpy(array) for name, array in a.items()},
         privileged=torch.from_numpy(privileged.reshape(size, -1)),

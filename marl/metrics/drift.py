@@ -13,7 +13,7 @@ from envs.core import END, TurnKind
 from envs.dond.environment import AGENTS
 from envs.dond.replies import MESSAGE
 from marl.common.errors import UserError
-from marl.learning.batch import Seat, collate
+from marl.learning.batch import Row, collate
 from marl.learning.forward import forward
 from marl.learning.micro_batches import micro_batches
 from marl.metrics.negotiation import Claimed, Reading
@@ -27,19 +27,19 @@ TOKENS_AT_ONCE = 16384
 
 
 @torch.no_grad()
-def speech_likelihood(policy: Policy, seats: Sequence[Seat]) -> np.ndarray:
-    """(sum of log p in nats, words) of each seat's own messages, shape (seats, 2).
+def speech_likelihood(policy: Policy, rows: Sequence[Row]) -> np.ndarray:
+    """(sum of log p in nats, words) of each row's own messages, shape (rows, 2).
 
     p is the policy's at temperature 1, given everything before. Only what others heard counts. Words are split at white
     space, so figures per word compare across tokenizers.
     """
-    found = np.zeros((len(seats), 2))
-    batch = collate(seats, {})
-    for rows in micro_batches(batch, torch.arange(batch.shape[0]), TOKENS_AT_ONCE):
-        part = batch.select(rows).to(policy.device)
+    found = np.zeros((len(rows), 2))
+    batch = collate(rows, {})
+    for numbers in micro_batches(batch, torch.arange(batch.shape[0]), TOKENS_AT_ONCE):
+        part = batch.select(numbers).to(policy.device)
         logprobs = forward(policy, part, 1.0, {"reply": False}).logprobs
-        found[rows.numpy(), 0] = torch.where(part.body & part.reply, logprobs, 0.0).double().sum(1).cpu().numpy()
-    for i, (episode, agent) in enumerate(seats):
+        found[numbers.numpy(), 0] = torch.where(part.body & part.reply, logprobs, 0.0).double().sum(1).cpu().numpy()
+    for i, (episode, agent) in enumerate(rows):
         own = [t for t in episode.turns if t.agent == agent and t.body[0] < t.body[1]]
         found[i, 1] = sum(len(heard_words(t)) for t in own)
     return found
@@ -50,16 +50,16 @@ def heard_words(turn: Turn) -> list[str]:
     return (turn.message or turn.text.removeprefix(MESSAGE).partition(END)[0]).split()
 
 
-def likelihood(policy: Policy, games: Sequence[Sequence[Seat]], rng: np.random.Generator) -> Interval | None:
+def likelihood(policy: Policy, games: Sequence[Sequence[Row]], rng: np.random.Generator) -> Interval | None:
     """Mean log-likelihood of the messages in nats a word, with an interval over games; None without a message."""
-    owner = [number for number, seats in enumerate(games) for _ in seats]
-    found = speech_likelihood(policy, [seat for seats in games for seat in seats])
+    owner = [number for number, rows in enumerate(games) for _ in rows]
+    found = speech_likelihood(policy, [row for rows in games for row in rows])
     sums = np.zeros((len(games), 2))
     np.add.at(sums, owner, found)
     return bootstrap_ratio(sums[:, 0], sums[:, 1], rng=rng) if sums[:, 1].sum() else None
 
 
-def retold(episode: Episode, env: Any, tokens: Tokens, players: Sequence[str]) -> list[Seat]:
+def retold(episode: Episode, env: Any, tokens: Tokens, players: Sequence[str]) -> list[Row]:
     """Replays a game of Deal or No Deal as a model with these tokens reads it: a row for each seat of `players`.
 
     `env` must have the settings of the game, in the model's style.

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from marl.common.errors import UserError
-from marl.learning.batch import Seat, collate
+from marl.learning.batch import Row, collate
 from marl.learning.micro_batches import micro_batches
 from marl.metrics.among_us import template
 from marl.metrics.claims import claims_of
@@ -84,22 +84,22 @@ def message_states(policies: Mapping[str, Policy], messages: Sequence[tuple[Epis
         raise UserError(
             "lie probe: these games have no streams of tokens. Play them anew; transcripts do not hold them"
         )
-    seats: dict[tuple[int, str], Seat] = {(id(e), t.agent): (e, t.agent) for e, t in messages}
-    at: dict[tuple[int, str], dict[int, int]] = {}  # seat -> position of the message's end -> number of the message
+    rows: dict[tuple[int, str], Row] = {(id(e), t.agent): (e, t.agent) for e, t in messages}
+    at: dict[tuple[int, str], dict[int, int]] = {}  # row -> position of the message's end -> number of the message
     for number, (episode, turn) in enumerate(messages):
         end = turn.start + max(turn.body[1], 1) - 1
         at.setdefault((id(episode), turn.agent), {})[end] = number
     found: dict[int, Floats] = {}
     for name, policy in policies.items():
-        own = [(key, seat) for key, seat in seats.items() if seat[0].players[seat[1]] == name]
+        own = [(key, row) for key, row in rows.items() if row[0].players[row[1]] == name]
         if not own:
             continue
-        batch = collate([seat for _, seat in own], {})
-        for rows in micro_batches(batch, torch.arange(batch.shape[0]), TOKENS_AT_ONCE):
-            part = batch.select(rows).to(policy.device)
+        batch = collate([row for _, row in own], {})
+        for numbers in micro_batches(batch, torch.arange(batch.shape[0]), TOKENS_AT_ONCE):
+            part = batch.select(numbers).to(policy.device)
             hidden = policy.hidden(part.tokens, part.branch, part.position_ids).float().cpu().numpy()  # (B, T, D)
-            for row, states in zip(rows.tolist(), hidden, strict=True):
-                found |= {number: states[end].astype(float) for end, number in at[own[row][0]].items()}
+            for number, states in zip(numbers.tolist(), hidden, strict=True):
+                found |= {message: states[end].astype(float) for end, message in at[own[number][0]].items()}
     width = max(len(state) for state in found.values())
     return np.array([np.pad(found[i], (0, width - len(found[i]))) for i in range(len(messages))])
 

@@ -169,8 +169,8 @@ def _answers(episode: Episode, listener: str, step: int) -> Floats | None:
     return np.stack(answers).astype(np.float64) if len(answers) == len(rules.ITEMS) else None
 
 
-class ClaimReader:
-    """A model's probabilities of claims in many streams at once."""
+class ClaimScorer:
+    """Scores whole claims in many streams at once, normalised at the end (`intents/claims.py` at each token)."""
 
     STREAMS = 8  # that are read side by side
 
@@ -235,7 +235,7 @@ def _parts(texts: Sequence[list[int]], way: _Way) -> Iterator[tuple[list[int], i
         yield own, sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, alike))
 
 
-def claim_worth(episode: Episode, hearing: Hearing, speaker: ClaimReader) -> dict[str, float] | None:
+def claim_worth(episode: Episode, hearing: Hearing, speaker: ClaimScorer) -> dict[str, float] | None:
     """The worth of the listener's claims under the exact belief, in points of its score; None without two proposals.
 
     Keys: `made`, and the best claims under the `prior`, under what it `believed`, and under the `exact` belief.
@@ -296,14 +296,14 @@ def listener_metrics(
             values = [getattr(h, name)[number] for h in those]
             metrics[f"talk/{name}/{number}"] = bootstrap_mean(values, [h.game for h in those], rng=rng)
     if claims:
-        readers: dict[str, ClaimReader] = {}
+        readers: dict[str, ClaimScorer] = {}
         worths: list[tuple[int, dict[str, float]]] = []
         for h in found:
             name = episodes[h.game].players[h.speaker]
             agent = agents[name]
             assert isinstance(agent, ModelAgent)
             if name not in readers:
-                readers[name] = ClaimReader(agent)
+                readers[name] = ClaimScorer(agent)
             if worth := claim_worth(episodes[h.game], h, readers[name]):
                 worths.append((h.game, worth))
         for key in ("prior", "made", "believed", "exact") if worths else ():

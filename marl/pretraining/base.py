@@ -198,11 +198,11 @@ def _train(
     if model.base_lora:
         policy = adapted(policy, model.base_lora, base.seed)
     if human_data:
-        held_out = human["val"].seats(tokens)
+        held_out = human["val"].rows(tokens)
         steps = base.epochs * math.ceil(len(human["train"].steps) / base.rows)
         draw = corpus.human_epochs(human_data, games, tokens, base)
     else:
-        held_out = corpus.held_out_seats(env, tokens, base)
+        held_out = corpus.held_out_rows(env, tokens, base)
         lengths = sorted(len(episode.streams[agent]) for episode, agent in held_out)
         longer = sum(length > model.context for length in lengths) / len(lengths)
         if longer > 0.5:
@@ -228,7 +228,7 @@ def _train(
     policy = merged(policy) if policy.adapter else policy
     figures = held_out_figures(policy, held_out)
     if human:
-        found_test = held_out_figures(policy, human["test"].seats(tokens))
+        found_test = held_out_figures(policy, human["test"].rows(tokens))
         figures |= {f"test_{name}": value for name, value in found_test.items()}
     return policy, figures
 
@@ -254,7 +254,7 @@ def _teach(
         taught = variants({**env, **lesson.env}, {k: v for k, v in base.vary.items() if k not in lesson.env})
         path = (LISTENING, place)
         chunks = corpus.scripted_chunks(game, taught, tokens, base, lesson.players, path, lesson.steps * base.rows)
-        draw = corpus.chunk_batches(corpus.seats_with_beliefs(chunks), base, path)
+        draw = corpus.chunk_batches(corpus.rows_with_beliefs(chunks), base, path)
         optimizer = OPTIMIZERS[lesson.optimizer](policy, lesson.learning_rate, 0.0)
 
         def at(done: int, what: str = f"base, lesson {place + 1}", steps: int = lesson.steps) -> None:
@@ -267,7 +267,7 @@ def _teach(
             + (missed if loss >= lesson.until > 0 else "")
         )
     policy = merged(policy) if lora else policy
-    return policy, held_out_figures(policy, corpus.held_out_seats(env, tokens, base))
+    return policy, held_out_figures(policy, corpus.held_out_rows(env, tokens, base))
 
 
 def _digest(text: str) -> str:

@@ -19,7 +19,7 @@ from envs.human_dond import HumanSplit, HumanView, Split, Step, permuted, read_s
 from marl.agents.base import Player, uniform_beliefs
 from marl.agents.text import TextAgent
 from marl.common.errors import UserError
-from marl.learning.batch import Seat, seats_of
+from marl.learning.batch import Row, rows_of
 from marl.model.tokens import StreamWriter, Tokens
 from marl.pretraining.config import BaseConfig
 from marl.rollout.games import env_maker, scripted, scripts_module
@@ -32,7 +32,7 @@ ORDERS = tuple(itertools.permutations(range(3), 3))
 # Steps that no game has: a text that the player alone reads (`StreamWriter.tell`), a reply that no loss learns.
 Told = tuple[Literal["tell", "given"], str]
 Steps = list[Step | Told]
-CHUNK = 512  # seats that are sorted into batches of similar length
+CHUNK = 512  # rows that are sorted into batches of similar length
 
 
 @dataclass
@@ -56,9 +56,9 @@ class _Sink:
         return said
 
 
-def held_out_seats(env: Mapping[str, Any], tokens: Tokens, base: BaseConfig) -> list[Seat]:
+def held_out_rows(env: Mapping[str, Any], tokens: Tokens, base: BaseConfig) -> list[Row]:
     games = draw_games(base.seed, HELD_OUT, count=min(base.games, max(base.games // 15, 64), 256))
-    return scripted_seats(env["game"], variants(env, base.vary)[0], tokens, games, base.players)
+    return scripted_rows(env["game"], variants(env, base.vary)[0], tokens, games, base.players)
 
 
 def variants(env: Mapping[str, Any], vary: Mapping[str, Sequence[Any]]) -> list[Callable[[], Any]]:
@@ -79,9 +79,9 @@ class Recorded:
     def texts(self) -> list[str]:
         return [step[1] for steps in self.steps for step in steps]
 
-    def seats(self, tokens: Tokens) -> list[Seat]:
-        """One row a view, as an episode with one known seat."""
-        return [human_seat(steps, tokens, index) for index, steps in enumerate(self.steps)]
+    def rows(self, tokens: Tokens) -> list[Row]:
+        """Lists one row a view, as an episode with one known seat."""
+        return [human_row(steps, tokens, index) for index, steps in enumerate(self.steps)]
 
 
 def recorded(
@@ -161,7 +161,8 @@ def data_files(folder: str | Path) -> dict[str, str]:
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest()[:16] for p in sorted(folder.glob("*.txt"))}
 
 
-def human_seat(steps: Sequence[Step | Told], tokens: Tokens, index: int) -> Seat:
+def human_row(steps: Sequence[Step | Told], tokens: Tokens, index: int) -> Row:
+    """Writes a person's view of a dialogue as a model's row: an episode with one known seat, `you`."""
     message = f"{MESSAGE} "
     writer, turns = StreamWriter(tokens), []
     for number, step in enumerate(steps):
@@ -204,13 +205,13 @@ def scripted_texts(
     return [text for sink in sinks for text in sink.texts]
 
 
-def scripted_seats(
+def scripted_rows(
     game: str, make_env: Callable[[], Any], tokens: Tokens, games: Sequence[Game], players: str = ""
-) -> list[Seat]:
-    """Scripted games as a language model would have met them, one row a seat."""
+) -> list[Row]:
+    """Plays scripted games and returns them as a language model would have met them, one row a seat."""
     agent = scripted(game, players, tokens)
     episodes = rollout(games, lambda g, e: dict.fromkeys(e.possible_agents, agent), make_env, 64)
-    return seats_of(episodes, {agent.name})
+    return rows_of(episodes, {agent.name})
 
 
 def scripted_chunks(
@@ -221,48 +222,48 @@ def scripted_chunks(
     players: str,
     path: tuple[int, ...],
     wanted: int,
-) -> Iterator[list[Seat]]:
-    """Plays games of scripted players as they are needed, about CHUNK seats at a time, or as few as are `wanted`.
+) -> Iterator[list[Row]]:
+    """Plays games of scripted players as they are needed, about CHUNK rows at a time, or as few as are `wanted`.
     `path`: place of the seed."""
     size = len(variants[0]().possible_agents)
     for chunk in itertools.count():
         games = draw_games(base.seed, *path, chunk, count=max(min(CHUNK, wanted) // size, 1))
-        yield scripted_seats(game, variants[chunk % len(variants)], tokens, games, players)
+        yield scripted_rows(game, variants[chunk % len(variants)], tokens, games, players)
 
 
-def seats_with_beliefs(chunks: Iterable[Sequence[Seat]]) -> Iterator[list[Seat]]:
-    """The seats with beliefs, and imposters beside them, whose play must not drift either."""
-    for seats in chunks:
-        asked = [({b.listener for b in episode.beliefs}, episode, agent) for episode, agent in seats]
+def rows_with_beliefs(chunks: Iterable[Sequence[Row]]) -> Iterator[list[Row]]:
+    """Keeps the rows with beliefs, and those of imposters beside them, whose play must not drift either."""
+    for rows in chunks:
+        asked = [({b.listener for b in episode.beliefs}, episode, agent) for episode, agent in rows]
         yield [(e, a) for listeners, e, a in asked if a in listeners or (listeners and e.roles[a] in INSIDERS)]
 
 
-def chunk_batches(chunks: Iterable[Sequence[Seat]], base: BaseConfig, path: tuple[int, ...]) -> Iterator[list[Seat]]:
-    """Batches of the seats of each chunk."""
-    for chunk, seats in enumerate(chunks):
-        yield from batches(seats, base.rows, np.random.default_rng([base.seed, *path, chunk]))
+def chunk_batches(chunks: Iterable[Sequence[Row]], base: BaseConfig, path: tuple[int, ...]) -> Iterator[list[Row]]:
+    """Yields batches of the rows of each chunk."""
+    for chunk, rows in enumerate(chunks):
+        yield from batches(rows, base.rows, np.random.default_rng([base.seed, *path, chunk]))
 
 
 def human_epochs(
     folder: str, games: Sequence[Callable[[], Any]], tokens: Tokens, base: BaseConfig, **ways: Any
-) -> Iterator[list[Seat]]:
+) -> Iterator[list[Row]]:
     """Batches of the human dialogues, in another order in each pass, and with items renamed if so set. `ways`: see
     `recorded`."""
-    seats: list[Seat] = []
+    rows: list[Row] = []
     for epoch in itertools.count():
         rng = np.random.default_rng([base.seed, CORPUS, epoch])
-        if not seats or base.permute_items:
+        if not rows or base.permute_items:
             permute = rng if base.permute_items else None
-            seats = recorded(folder, "train", games, base, permute, **ways).seats(tokens)
-        yield from batches(seats, base.rows, rng)
+            rows = recorded(folder, "train", games, base, permute, **ways).rows(tokens)
+        yield from batches(rows, base.rows, rng)
 
 
-def batches(seats: Sequence[Seat], rows: int, rng: np.random.Generator) -> Iterator[list[Seat]]:
-    """Batches of seats of similar length (padding is lost work), drawn from shuffled chunks, in random order."""
-    order = rng.permutation(len(seats))
+def batches(rows: Sequence[Row], size: int, rng: np.random.Generator) -> Iterator[list[Row]]:
+    """Yields batches of `size` rows of similar length (less padding) from shuffled chunks, in random order."""
+    order = rng.permutation(len(rows))
     groups = []
     for start in range(0, len(order), CHUNK):
-        chunk = sorted(order[start : start + CHUNK].tolist(), key=lambda i: len(seats[i][0].streams[seats[i][1]]))
-        groups += [chunk[i : i + rows] for i in range(0, len(chunk), rows)]
+        chunk = sorted(order[start : start + CHUNK].tolist(), key=lambda i: len(rows[i][0].streams[rows[i][1]]))
+        groups += [chunk[i : i + size] for i in range(0, len(chunk), size)]
     for group in rng.permutation(len(groups)).tolist():
-        yield [seats[i] for i in groups[group]]
+        yield [rows[i] for i in groups[group]]

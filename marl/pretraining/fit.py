@@ -11,7 +11,7 @@ import torch
 
 from envs.core import TurnKind
 from marl.common.errors import UserError
-from marl.learning.batch import Seat, collate
+from marl.learning.batch import Row, collate
 from marl.learning.config import UpdateConfig
 from marl.learning.forward import forward
 from marl.learning.micro_batches import micro_batches
@@ -26,7 +26,7 @@ from marl.types import INSIDERS, Kind
 
 def fit(
     policy: Policy,
-    draw: Iterator[list[Seat]],
+    draw: Iterator[list[Row]],
     steps: int,
     base: BaseConfig,
     losses: Mapping[str, Loss],
@@ -68,13 +68,13 @@ def fit(
 
 
 @torch.no_grad()
-def held_out_figures(policy: Policy, seats: Sequence[Seat]) -> dict[str, float]:
+def held_out_figures(policy: Policy, held_out: Sequence[Row]) -> dict[str, float]:
     """Perplexity per token of replies and per word of messages, and the belief's log-loss before and after all
     messages."""
     nats = spoken = tokens = words = 0.0
     first: list[float] = []
     last: list[float] = []
-    batch = collate(seats, {}, silent_roles=INSIDERS)
+    batch = collate(held_out, {}, silent_roles=INSIDERS)
     for rows in micro_batches(batch, torch.arange(batch.shape[0]), 16384):
         part = batch.select(rows).to(policy.device)
         out = forward(policy, part, 1.0, {"reply": False, "beliefs": False})
@@ -86,11 +86,11 @@ def held_out_figures(policy: Policy, seats: Sequence[Seat]) -> dict[str, float]:
         for row in range(len(rows)):
             asked = truth[part.row == row]
             if len(asked):
-                episode, agent = seats[int(rows[row])]
+                episode, agent = held_out[int(rows[row])]
                 step = torch.tensor([b.step for b in episode.beliefs if b.listener == agent], device=asked.device)
                 first.append(float(asked[step == step.min()].mean()))
                 last.append(float(asked[step == step.max()].mean()))
-    for episode, agent in seats:
+    for episode, agent in held_out:
         own = [t for t in episode.turns if t.agent == agent and not t.error and t.kind == TurnKind.SPEAK]
         words += sum(len(t.text.split()) for t in own)
     return {

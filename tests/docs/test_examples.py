@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from marl.learning.batch import collate, seats_of
+from marl.learning.batch import collate, rows_of
 from marl.losses import mask_of
 from marl.rewards import add_rewards
 from tests.marl.batches import three_turns
@@ -60,7 +60,7 @@ def test_terms_of_the_page_are_terms(tmp_path: Path, monkeypatch: pytest.MonkeyP
     brevity, doubt = made["my_terms.py"].Brevity(), made["my_losses.py"].Doubt()
     (paid,) = add_rewards([three_turns()], {"brevity": brevity})
     assert [t.rewards.get("brevity") for t in paid.turns if t.message] == [-0.03]  # "x y"
-    batch = collate(seats_of([paid], {"learner"}), {"brevity": brevity})
+    batch = collate(rows_of([paid], {"learner"}), {"brevity": brevity})
     assert mask_of(batch, "doubt", doubt).shape == (len(batch.row),)
 
 

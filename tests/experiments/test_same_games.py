@@ -15,7 +15,7 @@ from envs.core import TurnKind
 from experiments.bench.baselines import GenerateAgent
 from marl.agents.base import Agent
 from marl.agents.model import ModelAgent
-from marl.learning.batch import collate, seats_of
+from marl.learning.batch import collate, rows_of
 from marl.model.policy import Policy, tiny_lm
 from marl.model.tokens import Tokens, train_tokenizer
 from marl.pretraining.corpus import scripted_texts
@@ -47,7 +47,7 @@ def taught(game: str) -> Policy:
     policy = Policy(tiny_lm(tokens.size, hidden_size=32, layers=2, context=CONTEXT), tokens)
     teachers = scripted(game, "" if TEACHERS[game] == "scripted" else TEACHERS[game], tokens)
     shown = rollout(draw_games(9, 9, count=8 if game == "dond" else 6), everyone(teachers), make_env, 8)
-    batch = collate(seats_of(shown, {TEACHERS[game]}), {})
+    batch = collate(rows_of(shown, {TEACHERS[game]}), {})
     return teach(policy, batch.tokens, batch.reply, 40)
 
 

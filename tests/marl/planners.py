@@ -9,7 +9,7 @@ from envs.core import Question, TurnKind
 from envs.dond import rules as dond_rules
 from envs.dond import texts as dond_texts
 from marl.agents.base import Request
-from marl.learning.batch import collate, seats_of
+from marl.learning.batch import collate, rows_of
 from marl.model.policy import Policy
 from marl.planning.planner import PlannerConfig, PlanningAgent
 from marl.rollout.games import env_maker, scripted
@@ -51,5 +51,5 @@ def negotiator() -> Policy:
     policy = tiny_policy(context=1024)
     agent = scripted("dond", tokens=policy.tokens)
     games = rollout(draw_games(9, 9, count=6), everyone(agent), COMPACT, 6)
-    batch = collate(seats_of(games, {"scripted"}), {})
+    batch = collate(rows_of(games, {"scripted"}), {})
     return teach(policy, batch.tokens, batch.reply, 60)

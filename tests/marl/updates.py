@@ -13,7 +13,7 @@ from torch import Tensor
 
 from marl.agents.model import ModelAgent
 from marl.learning.advantages import Credit, add_advantages
-from marl.learning.batch import collate, seats_of
+from marl.learning.batch import collate, rows_of
 from marl.learning.config import UpdateConfig
 from marl.learning.update import update
 from marl.losses import Loss
@@ -95,7 +95,7 @@ def planned(episode: Episode) -> Episode:
 
 
 def to_batch(episodes: list[Episode], players: tuple[str, ...] = ("learner",)) -> TokenBatch:
-    seats = seats_of(episodes, players)
+    seats = rows_of(episodes, players)
     batch = collate(seats, REWARDS, imitate=[bool(episode.outcome["right"]) for episode, _ in seats])
     return add_advantages(batch, REWARDS, Credit())
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from marl.learning.batch import Seat
+from marl.learning.batch import Row
 from marl.learning.estimators.grpo import grpo
 from marl.learning.estimators.rae import rae
 from marl.learning.estimators.rloo import rloo
@@ -31,7 +31,7 @@ class Baselines:
     """
 
     name: str
-    seats: Sequence[Seat]  # the rows
+    rows: Sequence[Row]
     running: dict[str, float]
     scale: bool = True
     metrics: dict[str, float] = field(default_factory=dict)
@@ -41,12 +41,12 @@ class Baselines:
         baselines, factors = torch.zeros_like(totals), torch.ones_like(totals)
         rows = played.nonzero()[:, 0].tolist()
         if self.name == "rae":
-            games = [(id(self.seats[b][0]), self.seats[b][0].roles[self.seats[b][1]]) for b in rows]
+            games = [(id(self.rows[b][0]), self.rows[b][0].roles[self.rows[b][1]]) for b in rows]
             baselines[rows] = torch.tensor(rae(totals[rows].tolist(), games, self.running), dtype=totals.dtype)
             return baselines, factors
         groups: dict[tuple[int, str], list[int]] = {}
         for b in rows:
-            episode, agent = self.seats[b]
+            episode, agent = self.rows[b]
             groups.setdefault((episode.seed, agent), []).append(b)
         flat = 0
         for group in groups.values():

@@ -26,7 +26,7 @@ from marl.algorithms.filtered_bc import (
     without_errors,
 )
 from marl.common.errors import UserError
-from marl.learning.batch import collate, seats_of
+from marl.learning.batch import collate, rows_of
 from marl.learning.config import UpdateConfig
 from marl.learning.forward import forward
 from marl.learning.update import Learner
@@ -209,7 +209,7 @@ def clone(policy: Policy, make_env: Any, config: FilteredBCConfig) -> tuple[dict
 
 @torch.no_grad()
 def mean_logprob(policy: Policy, episodes: Sequence[Episode], won: bool) -> float:
-    batch = collate([s for s in seats_of(episodes, {"learner"}) if s[0].outcome["right"] == won], {})
+    batch = collate([s for s in rows_of(episodes, {"learner"}) if s[0].outcome["right"] == won], {})
     return float(forward(policy, batch, 1.0, {"reply": False}).logprobs[batch.reply].mean())
 
 

@@ -21,7 +21,7 @@ from marl.algorithms.rl_pikl import VALUES, RLPiklConfig, as_expected, expected_
 from marl.algorithms.training import Training
 from marl.common.errors import UserError
 from marl.learning.advantages import Credit, add_advantages
-from marl.learning.batch import collate, seats_of
+from marl.learning.batch import collate, rows_of
 from marl.learning.config import UpdateConfig
 from marl.learning.forward import forward
 from marl.learning.update import Learner, make_optimizer, update
@@ -148,7 +148,7 @@ def test_an_iteration_regresses_the_critic_to_it(value: str, monkeypatch: pytest
     monkeypatch.setattr(training_module, "update", spy)
     ((_, episodes),) = rl_pikl(learner(), 1, gamma=0.5, value=value)
     (batch,) = batches
-    rows, different = seats_of(episodes, {"learner"}), 0
+    rows, different = rows_of(episodes, {"learner"}), 0
     assert len(rows) == batch.shape[0]
     for b, (episode, agent) in enumerate(rows):
         turns = [t for t in episode.turns if t.agent == agent]

@@ -28,7 +28,7 @@ from marl.decoding.memory import (
     system_memory,
 )
 from marl.decoding.probes import size_of
-from marl.learning.batch import collate, seats_of
+from marl.learning.batch import collate, rows_of
 from marl.learning.config import UpdateConfig
 from marl.learning.update import update
 from marl.losses.entropy import EntropyLoss
@@ -170,7 +170,7 @@ def test_an_update_takes_what_is_predicted(shape: dict[str, int], checkpointing:
     tokens = small_tokens()
     policy = Policy(tiny_lm(tokens.size, **shape), tokens)
     game = talk([said(step) for step in range(40)], [said(step) for step in range(40)])
-    batch = collate(seats_of([game] * 8, {"learner"}), {})
+    batch = collate(rows_of([game] * 8, {"learner"}), {})
     rows, length = batch.shape
     predicted = learning_bytes(
         policy.lm.config, rows=rows, length=length, replies=int(batch.reply.sum()) // rows,

@@ -9,7 +9,7 @@ from transformers import Qwen3_5ForCausalLM
 
 from marl.agents.model import ModelAgent
 from marl.learning.advantages import Credit, add_advantages
-from marl.learning.batch import collate, seats_of
+from marl.learning.batch import collate, rows_of
 from marl.learning.config import UpdateConfig
 from marl.learning.forward import forward
 from marl.learning.update import make_optimizer, update
@@ -47,8 +47,8 @@ def test_what_was_sampled_is_what_the_trainer_computes_and_learns_from(game: str
     episodes = rollout(
         draw_games(0, GAMES, count=COUNT[game]), everyone(learner), ENVS[game], 3
     )  # slots are used again
-    batch = collate(seats_of(episodes, {"learner"}), {})
-    probs = [b.probs for e, a in seats_of(episodes, {"learner"}) for b in e.beliefs if b.listener == a]
+    batch = collate(rows_of(episodes, {"learner"}), {})
+    probs = [b.probs for e, a in rows_of(episodes, {"learner"}) for b in e.beliefs if b.listener == a]
     with torch.no_grad():
         out = forward(policy, batch, 0.9, {"reply": False, "values": False, "beliefs": False})
     reply, decision = batch.reply, batch.decision

@@ -20,7 +20,7 @@ from marl.intents.truthful import promised, unfaithful
 from marl.learning.batch import collate
 from marl.metrics.negotiation import human_talk
 from marl.planning.planner import Reader
-from marl.pretraining.corpus import human_seat
+from marl.pretraining.corpus import human_row
 from marl.types import Kind
 from tests.marl.models import tiny_policy
 
@@ -103,7 +103,7 @@ def test_the_action_model_learns_from_cuts_that_the_claim_does_not_contradict() 
         ways = in_action_model(seed)
         cut = ways["cut"](talk)
         shown = ways["add"](cut, (0, 1, 2), replay(cut, ENV))
-        seat = human_seat(shown, tiny_policy().tokens, 0)
+        seat = human_row(shown, tiny_policy().tokens, 0)
         learned = collate([seat], {}).imitate.sum()
         if cut is talk:
             assert shown == steps
@@ -149,13 +149,13 @@ INTENTS = [Intent((0, 0, 3), (1, 1, 0)), Intent((0, 1, 2), (1, 0, 1))]
 def test_arms_read_what_they_are_named_for(arm: str) -> None:
     tokens = tiny_policy().tokens
     talk = view("i want the balls", "ok")
-    episode, _ = human_seat(grounded(replay(talk, ENV), arm, INTENTS), tokens, 0)
+    episode, _ = human_row(grounded(replay(talk, ENV), arm, INTENTS), tokens, 0)
     text = tokens.decode(episode.streams["you"].tokens)
     assert ("books 1 0 hats 1 1 balls 3 3" in text) == (arm in ("state", "both"))
     assert ("books 1 0 hats 1 0 balls 3 0" in text) == (arm in ("none", "intent"))
     assert text.count("me 0 0 3 you 1 1 0") == (arm in ("intent", "both"))
     assert text.count("me 0 1 2 you 1 0 1") == (arm in ("intent", "both"))  # before the proposal, too
-    partner, _ = human_seat(grounded(replay(swapped(talk), ENV), "state", INTENTS), tokens, 0)
+    partner, _ = human_row(grounded(replay(swapped(talk), ENV), "state", INTENTS), tokens, 0)
     assert "me 0" not in tokens.decode(partner.streams["you"].tokens)
 
 
@@ -163,7 +163,7 @@ def test_intents_are_never_learned() -> None:
     """The mask by hand: only replies are speech, and the words of an intent are no target of any loss."""
     policy = tiny_policy()
     tokens = policy.tokens
-    seat = human_seat(grounded(replay(view("hi", "ok"), ENV), "both", INTENTS), tokens, 0)
+    seat = human_row(grounded(replay(view("hi", "ok"), ENV), "both", INTENTS), tokens, 0)
     batch = collate([seat], {})
     stream = seat[0].streams["you"]
     told = tokens.encode(intent_text(INTENTS[0]))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from marl.common.errors import UserError
 from marl.learning.advantages import Credit, add_advantages, gae
-from marl.learning.batch import collate, seats_of
+from marl.learning.batch import collate, rows_of
 from marl.rewards import Reward
 from marl.rewards.speaking import SpeakingReward
 from marl.types import Episode, TokenBatch, Turn
@@ -60,7 +60,7 @@ SPEAKING = 2 * 0.5**0.5  # of a speaking reward of +.25 against one of -.25, wit
 
 
 def credited(talk_of: list[list[Turn]], credit: Credit, weights: dict[str, float]) -> TokenBatch:
-    seats = seats_of([talk(*talk_of)], {"learner"})
+    seats = rows_of([talk(*talk_of)], {"learner"})
     return add_advantages(collate(seats, paying(**weights)), paying(**weights), credit)
 
 
@@ -96,7 +96,7 @@ def test_each_reward_of_messages_is_normalised_by_itself() -> None:
     """Whatever its unit is, and whoever else heard or was paid."""
     pays: dict[str, Reward] = {"speaking": SpeakingReward(weight=2.0), "other": SpeakingReward(weight=-0.5)}
     talks = [[said(0, speaking=0.25, other=1.0)], [said(1, speaking=-0.25, other=5.0)], [said(2, other=9.0)]]
-    batch = collate(seats_of([talk(*talks)], {"learner"}), pays)
+    batch = collate(rows_of([talk(*talks)], {"learner"}), pays)
     found = add_advantages(batch, pays, Credit(speech="separate_only")).advantages[:, 2].tolist()
     assert found == pytest.approx([SPEAKING + 0.5, -SPEAKING, -0.5], abs=1e-5)  # a weight below 0 turns it around
     together = add_advantages(batch, pays, Credit(speech="common", normalize=False))
@@ -179,7 +179,7 @@ def test_the_gradient_of_stopping_is_exact(speech: str, stopped: float, went_on:
     ]
     credit = Credit(speech=speech)
     rewards = paying(game=1.0, speaking=1.0)
-    batch = add_advantages(collate(seats_of(talks, {"learner"}), rewards), rewards, credit)
+    batch = add_advantages(collate(rows_of(talks, {"learner"}), rewards), rewards, credit)
     # d log p(token) / d logit of stopping, p = 1/2; the second token of `a` rows decides
     score = torch.zeros(batch.shape)
     score[: rows // 4, 2], score[rows // 4 : rows // 2, 2] = 0.5, -0.5
@@ -193,7 +193,7 @@ def test_a_message_that_the_game_cut_ends_where_it_was_cut() -> None:
     episode = talk([said(0, body=(1, 3), game=0.0)])
     for cut, last in ((False, 4), (True, 3)):
         turn = replace(episode.turns[0], cut=cut)
-        batch = collate(seats_of([replace(episode, turns=(turn,))], {"learner"}), {})
+        batch = collate(rows_of([replace(episode, turns=(turn,))], {"learner"}), {})
         assert batch.message.nonzero()[:, 1].tolist() == list(range(2, last + 1)), cut
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from marl.learning.batch import collate, seats_of
+from marl.learning.batch import collate, rows_of
 from marl.types import BY_TOKEN, Episode, Kind, Planned, TokenBatch
 from tests.marl.batches import chose, paying, talk, three_turns
 
@@ -100,7 +100,7 @@ def test_replies_drawn_from_a_plan_are_no_samples_of_the_policy() -> None:
 
 def test_legal_sets_of_different_sizes_are_padded() -> None:
     episode = talk([chose(0, legal=(40, 41, 42, 43)), chose(2, legal=(40,))], [chose(1, legal=(40, 44))])
-    batch = collate(seats_of([episode], {"learner"}), {})
+    batch = collate(rows_of([episode], {"learner"}), {})
     assert batch.legal[0].tolist() == [[-1] * 4, [40, 41, 42, 43], [-1] * 4, [40, -1, -1, -1]]
     assert batch.legal[1].tolist() == [[-1] * 4, [40, 44, -1, -1], [-1] * 4, [-1] * 4]
 
@@ -155,9 +155,9 @@ def test_only_seats_of_the_named_players_with_a_stream_become_rows() -> None:
     second = replace(
         three_turns(), players={"a": "scripted", "b": "learner"}, streams={"b": three_turns().streams["b"]}
     )
-    assert seats_of([first, second], {"learner"}) == [(first, "a"), (second, "b")]
-    assert seats_of([first, second], {"base", "scripted"}) == [(first, "b")]
-    assert seats_of([first, second], {"nobody"}) == []
+    assert rows_of([first, second], {"learner"}) == [(first, "a"), (second, "b")]
+    assert rows_of([first, second], {"base", "scripted"}) == [(first, "b")]
+    assert rows_of([first, second], {"nobody"}) == []
 
 
 def test_select_keeps_rows_and_questions_aligned(batch: TokenBatch) -> None:

@@ -15,7 +15,7 @@ from marl.agents.model import ModelAgent
 from marl.algorithms.ppo import PPOConfig
 from marl.common.errors import UserError
 from marl.learning.advantages import Credit, add_advantages
-from marl.learning.batch import collate, seats_of
+from marl.learning.batch import collate, rows_of
 from marl.learning.estimators import ESTIMATORS, Baselines
 from marl.learning.estimators.rae import DECAY, rae
 from marl.rollout.rollout import everyone, rollout
@@ -33,7 +33,7 @@ def credited(
     name: str, plays: list[list[Turn]], credit: Credit = PLAIN, scale: bool = True, **weights: float
 ) -> tuple[TokenBatch, Baselines]:
     """Plays of one seat from one start."""
-    seats = seats_of([talk(turns) for turns in plays], {"learner"})
+    seats = rows_of([talk(turns) for turns in plays], {"learner"})
     pays = paying(**(weights or {"game": 1.0}))
     baselines = Baselines(name, seats, {}, scale)
     return add_advantages(collate(seats, pays), pays, credit, baselines), baselines
@@ -89,7 +89,7 @@ def test_groups_are_plays_of_one_seat_from_one_start() -> None:
         replace(talk([chose(0, game=r)], [chose(1, game=-r)], []), seed=seed)
         for seed, r in ((1, 1.0), (1, 3.0), (2, 5.0), (2, 9.0))
     ]
-    seats = seats_of(games, {"learner"})
+    seats = rows_of(games, {"learner"})
     found = Baselines("rloo", seats, {})
     batch = add_advantages(collate(seats, paying(game=1.0)), paying(game=1.0), PLAIN, found)
     assert at_decisions(batch) == [[-2], [2], [], [2], [-2], [], [-4], [4], [], [4], [-4], []]
@@ -125,7 +125,7 @@ def bandit(name: str, scale: bool = True) -> float:
         chances += [chance] * K
         games += [replace(talk([chose(0, game=pay)]), seed=number) for _, pay in plays]
         scores += [1 - P if arm else -P for arm, _ in plays]
-    seats, rewards = seats_of(games, {"learner"}), paying(game=1.0)
+    seats, rewards = rows_of(games, {"learner"}), paying(game=1.0)
     estimate = None if name == "gae" else Baselines(name, seats, {}, scale)
     batch = add_advantages(collate(seats, rewards), rewards, PLAIN, estimate)
     advantages = batch.advantages[batch.decision].double()
@@ -147,7 +147,7 @@ def gradients(name: str, scale: bool = True, batches: int = 40, size: int = 400)
         arms = rng.random(size) < P
         pays = rng.random(size) < np.where(arms, PAYS[1], PAYS[0])
         games = [replace(talk([chose(0, game=float(r))]), seed=i // K) for i, r in enumerate(pays)]
-        seats, rewards = seats_of(games, {"learner"}), paying(game=1.0)
+        seats, rewards = rows_of(games, {"learner"}), paying(game=1.0)
         estimate = Baselines(name, seats, running, scale)
         batch = add_advantages(collate(seats, rewards), rewards, PLAIN, estimate)
         advantages = batch.advantages[batch.decision].numpy()

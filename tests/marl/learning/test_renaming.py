@@ -10,7 +10,7 @@ import torch
 
 from envs.among_us.texts import COMPACT_TOKENS, EXCHANGEABLE
 from envs.core import Style
-from marl.learning.batch import collate, seats_of
+from marl.learning.batch import collate, rows_of
 from marl.learning.config import UpdateConfig
 from marl.learning.renaming import Renaming, renaming
 from marl.learning.update import update
@@ -35,7 +35,7 @@ def tokens() -> Tokens:
 @pytest.fixture(scope="module")
 def batch(tokens: Tokens) -> TokenBatch:
     episodes = rollout(draw_games(0, 1, count=6), everyone(scripted("among_us", "informed", tokens)), COMPACT, 6)
-    return collate(seats_of(episodes, {"informed"}), {}, silent_roles=("imposter",))
+    return collate(rows_of(episodes, {"informed"}), {}, silent_roles=("imposter",))
 
 
 def words(tokens: Tokens, row: torch.Tensor) -> list[str]:
@@ -75,7 +75,7 @@ def test_all_names_stay_candidates_once_each(tokens: Tokens) -> None:
     """Names that nobody in the game has may be asked for too."""
     env = env_maker({"game": "among_us", "style": "compact", "candidates": "all_names", "max_steps": 80})
     episodes = rollout(draw_games(0, 1, count=3), everyone(scripted("among_us", "informed", tokens)), env, 3)
-    batch = collate(seats_of(episodes, {"informed"}), {}, silent_roles=("imposter",))
+    batch = collate(rows_of(episodes, {"informed"}), {}, silent_roles=("imposter",))
     other = seeded(tokens)(batch).candidates
     assert len(other) and not torch.equal(other, batch.candidates)
     assert all(len(set(row)) == 7 for row in other.tolist())

@@ -12,7 +12,7 @@ from envs.among_us.texts import COMPACT_TOKENS
 from experiments.setup.config import terms
 from marl.agents.model import ModelAgent
 from marl.common.errors import UserError
-from marl.learning.batch import collate, seats_of
+from marl.learning.batch import collate, rows_of
 from marl.learning.config import UpdateConfig
 from marl.learning.forward import forward
 from marl.learning.renaming import renaming
@@ -99,7 +99,7 @@ def episodes(tokens: Tokens) -> list[Episode]:
 
 
 def batch_of(episodes: list[Episode]) -> TokenBatch:
-    return collate(seats_of(episodes, {"learner"}), {}, votes=True)
+    return collate(rows_of(episodes, {"learner"}), {}, votes=True)
 
 
 def test_every_vote_of_a_living_crewmate_counts_and_is_read_as_it_was_sampled(
@@ -141,7 +141,7 @@ def learned(tokens: Tokens, batch: TokenBatch, loss: ListeningLoss) -> tuple[dic
 def test_votes_train_what_is_voted(tokens: Tokens, episodes: list[Episode], renamed: bool) -> None:
     batch = batch_of(episodes)
     with_votes, weights = learned(tokens, batch, ListeningLoss(0.5, renamed, votes=2.0))
-    without, plain = learned(tokens, collate(seats_of(episodes, {"learner"}), {}), ListeningLoss(0.5, renamed))
+    without, plain = learned(tokens, collate(rows_of(episodes, {"learner"}), {}), ListeningLoss(0.5, renamed))
     assert with_votes["loss/listening_votes"] > 0 and "loss/listening_votes" not in without
     assert not identical(weights, plain)
     measured, start = learned(tokens, batch, ListeningLoss(0.0, renamed, votes=2.0))

@@ -16,7 +16,7 @@ from envs.dond import rules, texts
 from envs.dond.replies import proposal_text
 from marl.agents.model import ModelAgent
 from marl.common.errors import UserError
-from marl.metrics.listener import ClaimReader, Hearing, claim_worth, hearings, listener_metrics
+from marl.metrics.listener import ClaimScorer, Hearing, claim_worth, hearings, listener_metrics
 from marl.model.policy import Policy
 from marl.model.tokens import BOS
 from marl.planning.planner import Reader
@@ -127,7 +127,7 @@ def test_real_speakers_are_weighed_as_one_stream_after_another_says() -> None:
 
 def test_claims_are_as_likely_as_one_after_another() -> None:
     agent = agent_of(negotiator())
-    reader, one = ClaimReader(agent), Reader(agent.policy, 1024, 1.0)
+    reader, one = ClaimScorer(agent), Reader(agent.policy, 1024, 1.0)
     for played in games()[:4]:
         claims = rules.allocations(played.facts["counts"])
         ids = [agent.tokens.encode(f"{proposal_text(claim)} {END}") for claim in claims]

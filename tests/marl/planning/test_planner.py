@@ -26,7 +26,7 @@ from marl.agents.base import Agent, Request
 from marl.agents.model import ModelAgent, PlayConfig
 from marl.agents.text import TextAgent
 from marl.common.errors import UserError
-from marl.learning.batch import collate, seats_of
+from marl.learning.batch import collate, rows_of
 from marl.model.policy import Policy, tiny_lm
 from marl.planning.planner import (
     PlannerConfig,
@@ -398,11 +398,11 @@ def test_negotiators_plan_every_proposal_and_nothing_else() -> None:
     assert shown[0]["planned"].keys() == {"actions", "anchor", "values", "plan", "chosen"}
     assert any("planned (anchor -> plan): (" in render_text(episode_to_json(e)) for e in episodes)
     # and no loss does
-    seats = seats_of(episodes, {"learner"})
+    seats = rows_of(episodes, {"learner"})
     assert {agent for _, agent in seats} == {"player_1"}
     collate(seats, {})
     with pytest.raises(AssertionError, match="planner's, no sample of its policy"):
-        collate(seats_of(episodes, {"p+plan"}), {})
+        collate(rows_of(episodes, {"p+plan"}), {})
 
 
 def test_of_its_own_claims_those_that_are_legal_have_a_plan_beside_them() -> None:

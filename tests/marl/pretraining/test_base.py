@@ -17,7 +17,7 @@ import torch
 from envs.among_us.texts import COMPACT_TOKENS
 from envs.core import TurnKind
 from marl.common.errors import UserError
-from marl.learning.batch import Seat, collate, seats_of
+from marl.learning.batch import Row, collate, rows_of
 from marl.model.policy import Policy, tiny_lm
 from marl.model.tokens import Tokens, train_tokenizer
 from marl.pretraining import base as pretrain
@@ -56,16 +56,16 @@ def few_games(monkeypatch: pytest.MonkeyPatch, most: int = 12) -> None:
 
 def test_lessons_train_listening_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They see games in which somebody was asked, teach no reply, and hold to the model before them."""
-    steps: list[tuple[dict[str, float], list[Seat]]] = []
+    steps: list[tuple[dict[str, float], list[Row]]] = []
     real = fitting.update
 
     def spy(policy: Any, reference: Any, batch: TokenBatch, losses: Any, *rest: Any) -> dict[str, float]:
         steps.append(({name: loss.weight for name, loss in losses.items()}, seats[-1]))
         return real(policy, reference, batch, losses, *rest)
 
-    seats: list[list[Seat]] = []
+    seats: list[list[Row]] = []
 
-    def note(batch: list[Seat], rewards: dict[str, float], silent_roles: tuple[str, ...]) -> TokenBatch:
+    def note(batch: list[Row], rewards: dict[str, float], silent_roles: tuple[str, ...]) -> TokenBatch:
         assert silent_roles == ("imposter",)  # they know the answer
         seats.append(batch)
         return collate(batch, rewards, silent_roles=silent_roles)
@@ -146,7 +146,7 @@ def test_the_pace_warms_up_and_falls_to_a_tenth(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(fitting, "update", note)
     monkeypatch.setattr(fitting, "collate", lambda seats, weights, **_: None)
 
-    def nothing() -> Iterator[list[Seat]]:
+    def nothing() -> Iterator[list[Row]]:
         while True:
             yield []
 
@@ -199,15 +199,15 @@ def test_a_context_that_holds_no_scripted_game_is_refused_before_training(
 
 def test_a_context_that_some_views_outgrow_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few_games(monkeypatch)
-    views, lengths, said = corpus.held_out_seats, [], []
+    views, lengths, said = corpus.held_out_rows, [], []
 
-    def noted(*given: Any) -> list[Seat]:
+    def noted(*given: Any) -> list[Row]:
         seats = views(*given)
         lengths.extend(len(episode.streams[agent]) for episode, agent in seats)
         return seats
 
     monkeypatch.setattr(pretrain, "fit", lambda *_: None)
-    monkeypatch.setattr(corpus, "held_out_seats", noted)
+    monkeypatch.setattr(corpus, "held_out_rows", noted)
     base_policy(replace(MODEL, context=260), small(), ENV, cache=tmp_path, report=said.append)
     share = sum(length > 260 for length in lengths) / len(lengths)
     assert 0 < share <= 0.5
@@ -245,7 +245,7 @@ def test_words_are_of_speech_alone() -> None:
         for parameter in blank.lm.parameters():
             parameter.zero_()
     episodes = rollout(draw_games(0, 1, count=4), everyone(scripted("among_us", "random", tokens)), env, 8)
-    seats = seats_of(episodes, {"random"})
+    seats = rows_of(episodes, {"random"})
     turns = [t for episode, agent in seats for t in episode.turns if t.agent == agent and t.kind == TurnKind.SPEAK]
     spoken, words = sum(len(t.reply_ids) for t in turns), sum(len(t.text.split()) for t in turns)
     assert spoken and len(turns) < sum(t.agent == agent for episode, agent in seats for t in episode.turns) / 2

@@ -86,7 +86,7 @@ def test_the_claim_loss_reads_tags_ends_and_claims_but_no_words() -> None:
     says, claims = "[message] i want 2 hats [END]", "[propose] (0 books, 2 hats, 0 balls) [END]"
     heard = ("observe", "them: ok\n", ())
     found = Recorded([[heard, ("reply", says), heard, ("reply", claims)]], Counter())
-    batch = collate(found.seats(tokens), {})
+    batch = collate(found.rows(tokens), {})
     zeros = torch.zeros(batch.shape)
     _, mask = ClaimLoss()(batch, Outputs(zeros, zeros, zeros, torch.zeros(0, 1), zeros))
     read = tokens.decode(batch.tokens[0][mask[0]].tolist())
@@ -144,7 +144,7 @@ def test_figures_of_a_model_that_knows_nothing(tmp_path: Path) -> None:
             parameter.zero_()
     found = recorded(str(write(tmp_path)), "train", GAMES)
     replies = [step[1] for steps in found.steps for step in steps if step[0] == "reply"]
-    figures = held_out_figures(blank, found.seats(blank.tokens))
+    figures = held_out_figures(blank, found.rows(blank.tokens))
     may_be_said = blank.tokens.size - len(blank.tokens.unspeakable)
     tokens = sum(len(blank.tokens.encode(reply)) for reply in replies)
     words = sum(len(reply.split()) for reply in replies)

@@ -13,7 +13,7 @@ from torch import Tensor
 from marl.agents.base import Agent
 from marl.agents.model import ModelAgent
 from marl.learning.advantages import Credit, add_advantages
-from marl.learning.batch import collate, seats_of
+from marl.learning.batch import collate, rows_of
 from marl.learning.config import UpdateConfig
 from marl.learning.forward import forward
 from marl.learning.update import Learner, make_optimizer, update
@@ -91,7 +91,7 @@ def test_sampler_and_trainer_agree_for_each_adapter_after_each_update(kind: str,
     ]
     for iteration in range(4):
         episodes = play(agents, iteration)
-        batches = {name: collate(seats_of(episodes, {name}), REWARDS) for name in policies}
+        batches = {name: collate(rows_of(episodes, {name}), REWARDS) for name in policies}
         for name, batch in batches.items():
             assert int(batch.reply.sum()) > 3 and gap(policies[name], batch) < 1e-4, (iteration, name)
             # A player with another adapter, or with none, would show: so would one that had missed the last update.

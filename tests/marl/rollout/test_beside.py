@@ -15,7 +15,7 @@ from envs.core import TurnKind
 from marl.agents.model import ModelAgent
 from marl.algorithms.filtered_bc import without_errors
 from marl.learning.advantages import Credit, add_advantages
-from marl.learning.batch import collate, seats_of
+from marl.learning.batch import collate, rows_of
 from marl.learning.config import UpdateConfig
 from marl.learning.forward import forward
 from marl.learning.renaming import Renaming
@@ -143,13 +143,13 @@ def test_answers_are_those_of_a_fresh_read(case: tuple[dict[str, Any], Policy]) 
 def test_sampler_and_trainer_agree(case: tuple[dict[str, Any], Policy]) -> None:
     env, policy = case
     episodes = play(env, policy)
-    batch = collate(seats_of(episodes, ["learner"]), {}, silent_roles=())
+    batch = collate(rows_of(episodes, ["learner"]), {}, silent_roles=())
     assert int(batch.decision.sum()) == sum(len(e.turns) for e in episodes)  # a choice is one, of a game in parts too
     with torch.no_grad():
         found = forward(policy, batch, 1.0, dict.fromkeys(READS, False))
     torch.testing.assert_close(found.logprobs[batch.reply], batch.logprobs[batch.reply], atol=1e-4, rtol=0)
     torch.testing.assert_close(found.values[batch.decision], batch.values[batch.decision], atol=1e-4, rtol=0)
-    beliefs = [b for e, agent in seats_of(episodes, ["learner"]) for b in e.beliefs if b.listener == agent]
+    beliefs = [b for e, agent in rows_of(episodes, ["learner"]) for b in e.beliefs if b.listener == agent]
     assert len(beliefs) == len(found.beliefs)
     for row, belief in zip(found.beliefs, beliefs, strict=True):
         np.testing.assert_allclose(row[: len(belief.probs)].numpy(), np.log(belief.probs), atol=1e-4, rtol=0)
@@ -167,12 +167,12 @@ def test_a_model_that_knows_nothing_plays_whole_games_in_parts(chat: Policy) -> 
     assert {e.outcome["how"] for e in episodes} <= {"deal", "mismatch", "limit"}
     choices = [turn for e in episodes for turn in e.turns if turn.kind == TurnKind.CHOOSE]
     assert choices and all(len(turn.reply_ids) == 1 and turn.reply_ids[0] in turn.legal for turn in choices)
-    batch = collate(seats_of(episodes, ["learner"]), {})
+    batch = collate(rows_of(episodes, ["learner"]), {})
     assert int((batch.kind == Kind.CHOICE).sum()) == len(choices)
 
 
 def test_the_listening_loss_is_that_of_fresh_reads_in_any_passes(tiny: Policy) -> None:
-    batch = collate(seats_of(play(SETTINGS["by_vote"], tiny), ["learner"]), {}, votes=True)
+    batch = collate(rows_of(play(SETTINGS["by_vote"], tiny), ["learner"]), {}, votes=True)
     truths = []
     for n in range(len(batch.row)):
         row, end = int(batch.row[n]), int(batch.position[n])
@@ -199,7 +199,7 @@ def test_the_listening_loss_is_that_of_fresh_reads_in_any_passes(tiny: Policy) -
 def test_every_term_learns_and_one_row_of_eight_is_eight_rows_of_one(settings: dict[str, bool], tiny: Policy) -> None:
     reference = noisy(copy.deepcopy(tiny), 5)
     episodes = add_rewards(play(SETTINGS["among_us"], tiny), REWARDS)
-    batch = add_advantages(collate(seats_of(episodes, ["learner"]), REWARDS), REWARDS, Credit())
+    batch = add_advantages(collate(rows_of(episodes, ["learner"]), REWARDS), REWARDS, Credit())
     ends = []
     for budget in (1, 100_000):
         policy = copy.deepcopy(tiny)
@@ -214,7 +214,7 @@ def test_every_term_learns_and_one_row_of_eight_is_eight_rows_of_one(settings: d
 
 def test_a_listening_loss_of_weight_0_is_one_that_is_absent(tiny: Policy) -> None:
     episodes = add_rewards(play(SETTINGS["among_us"], tiny), REWARDS)
-    batch = add_advantages(collate(seats_of(episodes, ["learner"]), REWARDS), REWARDS, Credit())
+    batch = add_advantages(collate(rows_of(episodes, ["learner"]), REWARDS), REWARDS, Credit())
     ends = []
     for terms in ({**TERMS, "listening": ListeningLoss(0.0)}, {n: t for n, t in TERMS.items() if n != "listening"}):
         policy = copy.deepcopy(tiny)
@@ -225,7 +225,7 @@ def test_a_listening_loss_of_weight_0_is_one_that_is_absent(tiny: Policy) -> Non
 
 
 def test_branches_are_renamed_with_their_row(tiny: Policy) -> None:
-    batch = collate(seats_of(play(SETTINGS["among_us"], tiny), ["learner"]), {})
+    batch = collate(rows_of(play(SETTINGS["among_us"], tiny), ["learner"]), {})
     families = torch.tensor([[tiny.tokens.encode(" Red")[0], tiny.tokens.encode(" Blue")[0]]])
     renamed = Renaming(families, tiny.tokens.size, torch.Generator().manual_seed(2))(batch)
     assert torch.equal(renamed.branch, batch.branch) and torch.equal(renamed.position_ids, batch.position_ids)
@@ -236,7 +236,7 @@ def test_branches_are_renamed_with_their_row(tiny: Policy) -> None:
 def test_a_seat_without_its_errors_is_asked_behind_what_is_left(chat: Policy) -> None:
     episodes = play(SETTINGS["dond"], chat)
     shortened = 0
-    for seat in seats_of(episodes, ["learner"]):
+    for seat in rows_of(episodes, ["learner"]):
         episode, agent = without_errors(seat)
         before, after = seat[0].streams[agent], episode.streams[agent]
         shortened += len(after) < len(before)
@@ -268,7 +268,7 @@ def test_the_same_message_again_is_believed_as_it_was(tiny: Policy) -> None:
 
 
 def test_truths_of_branches_are_in_the_loss(tiny: Policy) -> None:
-    batch = collate(seats_of(play(SETTINGS["among_us"], tiny), ["learner"]), {})
+    batch = collate(rows_of(play(SETTINGS["among_us"], tiny), ["learner"]), {})
     with torch.no_grad():
         beliefs = forward(tiny, batch, 1.0, {"beliefs": False}).beliefs
     assert log_truth(batch, beliefs).isfinite().all() and len(beliefs) > 0

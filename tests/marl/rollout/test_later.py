@@ -9,7 +9,7 @@ import pytest
 
 from envs.core import END, Question, Step, TextGame, TurnKind, View, clean
 from marl.agents.model import ModelAgent
-from marl.learning.batch import collate, seats_of
+from marl.learning.batch import collate, rows_of
 from marl.rewards.speaking import SpeakingReward
 from marl.rollout.resampling import resample
 from marl.rollout.rollout import everyone, rollout
@@ -63,7 +63,7 @@ def test_questions_get_their_answers_and_unanswered_ones_are_left_out(idle: bool
         assert episode.answers == {SEATS[1]: {"deed": deed}}
         before, after = episode.beliefs
         assert SpeakingReward()(episode)[0] == pytest.approx(after.truth - before.truth)
-    batch = collate(seats_of(episodes, ["learner"]), {})
+    batch = collate(rows_of(episodes, ["learner"]), {})
     assert [FACTS[i] for i in batch.answer.tolist()] == [deed for deed in deeds for _ in range(2)]
 
     other = resample(episodes, lambda: Intent(idle), {"learner": agent}, ["learner"], 2)

@@ -18,7 +18,7 @@ from marl.agents.base import Agent, Reply, Request
 from marl.agents.model import ModelAgent
 from marl.agents.text import TextAgent
 from marl.decoding.engine import Engine
-from marl.learning.batch import collate, seats_of
+from marl.learning.batch import collate, rows_of
 from marl.learning.forward import forward
 from marl.model.policy import Policy
 from marl.rollout.games import env_maker, scripted
@@ -115,7 +115,7 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Policy]:
     folder = tmp_path_factory.mktemp
     tiny = tiny_policy(PRIVILEGED)
     script = scripted("dond", tokens=tiny.tokens)
-    batch = collate(seats_of(rollout(draw_games(9, 9, count=6), everyone(script), COMPACT, 6), {"scripted"}), {})
+    batch = collate(rows_of(rollout(draw_games(9, 9, count=6), everyone(script), COMPACT, 6), {"scripted"}), {})
     teach(tiny, batch.tokens, batch.reply, 40)  # enough for messages that are heard, and for errors
     return {
         "tiny": tiny,
@@ -172,9 +172,9 @@ def agree(policy: Policy, batch: TokenBatch, probs: np.ndarray, temperature: flo
 @pytest.mark.parametrize(("name", "temperature"), list(zip(NAMES, (0.7, 1.0, 0.7, 1.0), strict=True)))
 def test_sampler_and_trainer_agree(name: str, temperature: float, policies: dict[str, Policy]) -> None:
     episodes = play(name, policies, draw_games(0, GAMES, count=8), temperature=temperature)
-    probs = [b.probs for e, a in seats_of(episodes, {"learner"}) for b in e.beliefs if b.listener == a]
+    probs = [b.probs for e, a in rows_of(episodes, {"learner"}) for b in e.beliefs if b.listener == a]
     assert {b.step for e in episodes for b in e.beliefs} > {0}  # some messages were heard
-    agree(policies[name], collate(seats_of(episodes, {"learner"}), {}), np.array(probs), temperature)
+    agree(policies[name], collate(rows_of(episodes, {"learner"}), {}), np.array(probs), temperature)
 
 
 @pytest.mark.parametrize("name", ["tiny", "llama"])
@@ -183,9 +183,9 @@ def test_sampler_and_trainer_agree_on_choices_too(name: str, policies: dict[str,
     torch.nn.init.constant_(privileged.value_head[2].weight, 0.1)  # type: ignore[arg-type]
     learner = model(privileged.eval(), slots=60, context=300, temperature=0.8)
     episodes = rollout(draw_games(1, GAMES, count=20), everyone(learner), Relay, 20)
-    batch = collate(seats_of(episodes, {"learner"}), {})
+    batch = collate(rows_of(episodes, {"learner"}), {})
     assert int((batch.kind == Kind.CHOICE).sum()) == 20 and batch.legal.shape[2] == 3
-    probs = [b.probs for e, a in seats_of(episodes, {"learner"}) for b in e.beliefs if b.listener == a]
+    probs = [b.probs for e, a in rows_of(episodes, {"learner"}) for b in e.beliefs if b.listener == a]
     agree(privileged, batch, np.array(probs), 0.8)
 
 
@@ -418,8 +418,8 @@ def test_only_models_leave_streams_and_only_learners_rows(policies: dict[str, Po
             else:
                 assert turn.reply_ids and turn.start >= 0 and len(turn.logprobs) == len(turn.reply_ids)
     expected = [(e, a) for e in episodes for a in SEATS if e.players[a] == "learner"]
-    assert [(id(e), a) for e, a in seats_of(episodes, {"learner"})] == [(id(e), a) for e, a in expected]
-    assert len(expected) == 4 and len(seats_of(episodes, {"base"})) == 1 and seats_of(episodes, {"scripted"}) == []
+    assert [(id(e), a) for e, a in rows_of(episodes, {"learner"})] == [(id(e), a) for e, a in expected]
+    assert len(expected) == 4 and len(rows_of(episodes, {"base"})) == 1 and rows_of(episodes, {"scripted"}) == []
 
 
 def test_recorded_scripts_leave_the_streams_that_a_model_would(policies: dict[str, Policy]) -> None:

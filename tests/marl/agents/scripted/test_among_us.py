@@ -26,7 +26,7 @@ from marl.agents.scripted.among_us import Memory, credulous, make_player
 from marl.agents.scripted.among_us_language import FORMS, Statement, Topic, accused, understand
 from marl.agents.text import TextAgent
 from marl.common.errors import UserError
-from marl.learning.batch import collate, seats_of
+from marl.learning.batch import collate, rows_of
 from marl.model.tokens import CUE, Tokens, train_tokenizer
 from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import everyone, rollout
@@ -231,7 +231,7 @@ def test_recorded_answers_are_what_a_base_learns_to_believe() -> None:
         surplus[e.seed] += 0 if eye else hit - share  # type: ignore[assignment]
     spread = math.sqrt(sum(x * x for x in surplus.values()))
     assert len(recorded) > 150 and abs(sum(surplus.values())) < 3.5 * spread and 0 < sum(right) < len(right)
-    seats = seats_of(episodes, {"scripted"})
+    seats = rows_of(episodes, {"scripted"})
     batch = collate(seats, {}, silent_roles=())
     expected = [b.question.answer_index for e, a in seats for b in e.beliefs if b.listener == a]
     assert batch.answer.tolist() == expected and len(set(expected)) > 1
