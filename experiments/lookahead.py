@@ -21,7 +21,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.launch.command import command
 from experiments.launch.terminal import Bar, say
-from experiments.report import RATED
 from experiments.setup.config import make
 from experiments.setup.devices import set_threads
 from experiments.setup.lookahead import ANCHOR, SCRIPTED, SETTINGS, Plane, Study
@@ -32,7 +31,7 @@ from marl.agents.scripted.pure import Population
 from marl.algorithms.lookahead import Data, Learner, load, regress, save, train_lookahead
 from marl.common.errors import UserError, check_writable
 from marl.common.files import digest, read_json, write_json
-from marl.metrics.ratings import elo, table_ratings
+from marl.metrics.ratings import RATED, elo, table_ratings
 from marl.metrics.stats import Metrics, bootstrap_mean
 from marl.metrics.tables import ArmRun, ablation_table, figures_by_arm, format_table, write_csv, write_table
 from marl.report.figures import ablation_figure

@@ -25,6 +25,7 @@ from experiments.setup.select import in_a_name, selected, write_cards
 from marl.common.errors import UserError, check_writable
 from marl.common.files import csv_rows, joined_name, reading
 from marl.metrics.compute import GAMES, PASSES
+from marl.metrics.ratings import RATED
 from marl.metrics.stats import Interval
 from marl.metrics.tables import (
     ArmRun,
@@ -60,7 +61,6 @@ PROFILED = {
     "among_us": ("game/win_rate/crewmates", "vote/imposter", "belief/last_accuracy"),
     "diplomacy": ("game/score", "belief/last_log_loss", "speech/belief_change"),
 }
-RATED = ("rating", "score/1v6", "score/population")  # of a population of players
 TALK = ("talk/said", "talk/heard", "talk/vote_credit/silence")  # of comparison=among_us_talk: said, heard, acted on
 DRAWN = {
     "dond": ("game/score", "belief/gain_over_prior"),

@@ -28,10 +28,11 @@ from marl.agents.base import Agent
 from marl.agents.dubbed import Alias
 from marl.common.errors import UserError, check_count, check_temperature, check_writable
 from marl.common.files import write_text
+from marl.metrics.messages import message_metrics
 from marl.metrics.stats import Metrics
 from marl.metrics.tables import TableRow, format_table, write_table
 from marl.report.figures import save_figure
-from marl.report.talk import measure, talk_figure, talk_page, talk_sentences
+from marl.report.talk import talk_figure, talk_page, talk_sentences, with_effects
 from marl.report.transcripts import write_transcripts
 from marl.report.views import Transcript, render_text
 from marl.rollout.games import env_maker
@@ -73,7 +74,8 @@ def main(cfg: DictConfig) -> None:
             label = called if len(names) == 1 else f"{called} {Path(name).name}"
             episodes, agents, measured = play(spec, player, base, cfg, device, label)
             say(f"{label}: {len(episodes)} games")
-            found[label], transcripts[label] = measure(episodes, spec.env, agents, measured, cfg.draws)
+            found[label], heard, effects = message_metrics(episodes, spec.env, agents, measured, cfg.draws)
+            transcripts[label] = with_effects(heard, effects)
 
     # Report.
     game = spec.env["game"]

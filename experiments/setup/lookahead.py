@@ -161,8 +161,8 @@ def is_planner(name: str) -> bool:
     return "/" in name and (path.parent / SETTINGS).is_file() and "-s" in path.name
 
 
-def planner_agent(name: str, env: Mapping[str, Any]) -> TextAgent:
-    """Makes a study's player who reads and writes the texts of `env=diplomacy env.map_name=pure`. It says nothing.
+def check_planner(name: str, env: Mapping[str, Any]) -> tuple[Study, str, int]:
+    """Returns a study's player as study, name there and seed, without loading it.
 
     `env`: its game, and more settings if they are known. UserError for another game or map, and for a player that the
     study does not have or has not trained.
@@ -170,7 +170,15 @@ def planner_agent(name: str, env: Mapping[str, Any]) -> TextAgent:
     for setting, known in (("game", ("diplomacy",)), ("map_name", ("pure",)), ("win_centres", (WIN, None))):
         if (given := env.get(setting, known[0])) not in known:
             raise UserError(f"{name} plays pure Diplomacy alone, and env.{setting}={given}. Seat another player")
-    study, called, seed = _found(name)
+    return _found(name)
+
+
+def planner_agent(name: str, env: Mapping[str, Any]) -> TextAgent:
+    """Loads a study's player who reads and writes the texts of `env=diplomacy env.map_name=pure`. It says nothing.
+
+    UserError: see `check_planner`, and for damaged networks.
+    """
+    study, called, seed = check_planner(name, env)
     player = study.net_player(called, seed)
 
     def plan(game: Pure, states: Small, rng: np.random.Generator) -> Small:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from experiments.setup.lookahead import is_planner, planner_agent, planner_digest
+from experiments.setup.lookahead import check_planner, is_planner, planner_agent, planner_digest
 from marl.agents.base import Agent
 from marl.agents.chat import CHAT
 from marl.agents.model import PlayConfig, model_agent, room
@@ -267,6 +267,8 @@ def check_players(cast: Mapping[str, Seats], env: Mapping[str, Any], table: Any)
                     check_game(name, game)
                     if bare(called_in_games(name)) in RESERVED:
                         raise UserError(f"{name}: in games it would pass for another player of that name; rename it")
+                elif is_planner(name):
+                    check_planner(name, env)
                 else:
                     text_agent(name, env)
                 other = named.setdefault(called_in_games(name), name)

@@ -50,13 +50,13 @@ from marl.common.errors import UserError, check_count, check_temperature, check_
 from marl.common.files import digest, reading
 from marl.decoding.memory import Slots
 from marl.metrics.evaluation import metrics
+from marl.metrics.messages import message_metrics
 from marl.metrics.stats import Metrics
 from marl.metrics.tables import ArmRun, read_figures
 from marl.metrics.wording import ARM_ORDER, ARMS, WORDING
 from marl.model.policy import Policy
 from marl.planning.planner import GAMES as PLANNED
 from marl.planning.planner import SLOTS, SUFFIX, PlannerConfig, planning_agent
-from marl.report.talk import measure
 from marl.rollout.cast import LEARNERS, Seats, by_role, learners_of, players_of, seats_per_player, written
 from marl.rollout.games import env_maker, file_digests
 from marl.rollout.rollout import rollout
@@ -441,7 +441,7 @@ def play(cell: Cell, cfg: DictConfig, load: Callable[[Stage], Policy], workspace
     found = metrics(episodes, game, float(env.get("objective", 0.0)), {TRAINED})
     if cfg.talk:
         by_name = {agent.name: agent.agent if isinstance(agent, Alias) else agent for agent in agents.values()}
-        found |= measure(episodes, env, by_name, {TRAINED}, cfg.talk)[0]
+        found |= message_metrics(episodes, env, by_name, {TRAINED}, cfg.talk)[0]
     return found
 
 

@@ -57,7 +57,7 @@ from marl.metrics.stats import Floats, Interval, Metrics, bootstrap_mean, paired
 from marl.metrics.tables import format_table, write_csv
 from marl.model.policy import load_tokenizer
 from marl.planning.planner import SUFFIX
-from marl.report.figures import save_figure
+from marl.report.figures import heat_map, save_figure
 from marl.rollout.games import env_maker, file_digests
 from marl.rollout.rollout import Cast, rollout
 from marl.rollout.seeds import EVALUATION, draw_games
@@ -447,19 +447,13 @@ def draw(labels: Sequence[str], found: Mapping[Pair, Metrics], shown: Sequence[s
     figure = Figure(figsize=((side + 1.2) * len(shown), side + 1.0), layout="constrained")
     for axes, name in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
         means = np.array([[found[row, column][name].mean for column in labels] for row in labels])
-        image = axes.imshow(means, cmap="Blues", **({"vmin": 0, "vmax": 1} if name in RATES else {}))
-        for (row, column), value in np.ndenumerate(means):
-            axes.text(
-                column, row, f"{100 * value:.0f} %" if name in RATES else f"{value:.1f}", ha="center", va="center",
-                fontsize=8, color="white" if image.norm(value) > 0.6 else "black",
-                fontweight="bold" if row == column else "normal",
-            )  # fmt: skip
-        axes.set_xticks(range(len(labels)), labels, rotation=90, fontsize=8)
+        low, high = (0.0, 1.0) if name in RATES else (float(means.min()), float(means.max()))
+        lines = labels if name == shown[0] else [""] * len(labels)
+        text = (lambda share: f"{100 * share:.0f} %") if name in RATES else "{:.1f}".format
+        heat_map(axes, means, lines, labels, low, high, text, diagonal=True)
+        axes.tick_params(axis="x", rotation=90)
         axes.set_xlabel("against", fontsize=8)
-        axes.set_yticks(range(len(labels)), labels if name == shown[0] else [""] * len(labels), fontsize=8)
         axes.set_title(SHOWN[name], fontsize=10, loc="left")
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
     save_figure(figure, path)
 
 

@@ -70,6 +70,7 @@ Figures = dict[tuple[str, str], Interval]  # by arm and metric
 ITSELF = "itself"  # a partner: the player of the arm
 PEOPLE = "people"  # the model of people: the dialogue model that knows its own values and no intent
 ROUND = 1000  # between the seeds of two rounds
+SITUATIONS = 8  # places whose messages are shown under several intents
 REFUSED = "filter/refused/"  # shares of drawn messages
 BY_PEOPLE = "human messages"
 NAIVE = "naive annotation"  # the same for all seeds
@@ -125,7 +126,11 @@ def of_seed(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Fi
         path = place.cells / f"dialogue-{arm}-s{made.seed}-{control}.json"
         found |= kept(path, functools.partial(dialogue, made, arm, cfg, place))
     if not made.seed:
-        write_situations(made, place.out / "situations.csv")
+        path = place.cells / f"situations-{digest({'most': SITUATIONS, **about})[:8]}.json"
+        if not path.exists():
+            write_json(path, situations(made))
+        columns = ("place", "intent_is", "counts", "intent", "heard", "human", "message")
+        write_csv(place.out / "situations.csv", columns, read_json(path))
     return {**found, **recalls, **play(made, ensemble, cfg, spec, place)}
 
 
@@ -298,20 +303,19 @@ def dialogue(made: Made, arm: str, cfg: DictConfig, place: Workspace) -> Figures
     return {**{(arm, name): each for name, each in figures.items()}, **found_by_people}
 
 
-def write_situations(made: Made, path: Path, most: int = 8) -> None:
-    """Writes messages at the same places under three intents: the annotated one, and two others."""
+def situations(made: Made) -> list[list[Any]]:
+    """Generates messages at the same places under three intents: the annotated one, and two others."""
     make_env = env_maker({**made.env, "split": "train"})
     lines: list[list[Any]] = []
     for further, name in enumerate(("annotated", "another", "a third")):
         found = controlled(
-            made.dialogue["both"], "both", made.views, made.intents, make_env(), swap=bool(further), most=most,
+            made.dialogue["both"], "both", made.views, made.intents, make_env(), swap=bool(further), most=SITUATIONS,
             context=512, rng=np.random.default_rng([made.seed, 4]), further=further,
         )  # fmt: skip
         for place, each in enumerate(found):
             numbers = (" ".join(map(str, triple)) for triple in (each.counts, each.intent.own))
             lines.append([place, name, *numbers, each.heard, each.human, each.message])
-    lines.sort(key=lambda line: line[0])
-    write_csv(path, ("place", "intent_is", "counts", "intent", "heard", "human", "message"), lines)
+    return sorted(lines, key=lambda line: line[0])
 
 
 def kept(path: Path, find: Callable[[], Figures]) -> Figures:

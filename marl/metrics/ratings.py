@@ -17,6 +17,7 @@ RIDGE = 0.01  # of squared ratings, beside the log-likelihood: it keeps a player
 DRAWS, STEPS = 500, 50  # of the bootstrap; of Newton's method at most
 FIRST = "first side"  # what the first side is worth, whoever plays it
 ELO = 400 / math.log(10)  # Elo points of one unit
+RATED = ("rating", "score/1v6", "score/population")  # metrics of a population of players
 
 
 class Match(NamedTuple):

@@ -12,13 +12,13 @@ from functools import cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import ncf, norm, t, trim_mean
+from scipy.special import ndtr, ndtri, stdtrit
 
 from marl.metrics.wording import number
 
 Floats = NDArray[np.float64]
 LEVEL = 0.95
-Z = float(norm.ppf((1 + LEVEL) / 2))  # half-width of a standard normal interval
+Z = float(ndtri((1 + LEVEL) / 2))  # half-width of a standard normal interval
 DRAWS = 2000
 DRAWS_AT_ONCE = 4_000_000  # cluster indices in memory while resampling: 32 MB
 
@@ -166,7 +166,7 @@ def jackknife(mean: float, without: Sequence[float] | Floats) -> Interval:
 # --- Over training seeds ----------------------------------------------------------------------------------------------
 @cache
 def _t_quantile(freedom: int) -> float:
-    return float(t.ppf((1 + LEVEL) / 2, freedom))
+    return float(stdtrit(freedom, (1 + LEVEL) / 2))
 
 
 def seed_mean(means: ArrayLike) -> Interval:
@@ -189,11 +189,19 @@ def interquartile_mean(means: ArrayLike, *, rng: np.random.Generator) -> Interva
     2021, arXiv:2108.13264.
     """
     values = np.asarray(means, dtype=np.float64)
-    middle, seeds = float(trim_mean(values, 0.25)), len(values)
+    middle, seeds = float(_middle_half(values)), len(values)
     if seeds == 1:
         return Interval(middle, math.nan, math.nan, 1)
-    resampled = trim_mean(values[rng.integers(seeds, size=(DRAWS, seeds))], 0.25, axis=1)
+    resampled = _middle_half(values[rng.integers(seeds, size=(DRAWS, seeds))])
     return percentiles(middle, resampled, seeds)
+
+
+def _middle_half(values: Floats) -> Floats:
+    """Returns the mean over the last axis without its lowest and highest quarter."""
+    size = values.shape[-1]
+    cut = size // 4
+    middle: Floats = np.partition(values, (cut, size - cut - 1), axis=-1)[..., cut : size - cut].mean(axis=-1)
+    return middle
 
 
 def seeds_and_games(values: ArrayLike, *, rng: np.random.Generator) -> Interval:
@@ -219,12 +227,14 @@ def power(a: float, b: float, seeds: int, games: int, between: float = 0.0, leve
     Several seeds: two-sided t-test of pairs (Cohen 1988, chapter 2). One seed: two-sided test of two proportions
     (Fleiss, Levin and Paik 2003, chapter 4).
     """
+    from scipy.stats import ncf  # a second to import, and needed here alone
+
     spread = math.sqrt((between**2 * 2 + (a * (1 - a) + b * (1 - b)) / games) / seeds)  # of the difference
     effect = abs(a - b) / spread
     if seeds == 1:
-        critical = float(norm.ppf((1 + level) / 2))
-        return float(norm.sf(critical - effect) + norm.cdf(-critical - effect))
-    critical = float(t.ppf((1 + level) / 2, seeds - 1))
+        critical = float(ndtri((1 + level) / 2))
+        return float(ndtr(effect - critical) + ndtr(-critical - effect))
+    critical = float(stdtrit(seeds - 1, (1 + level) / 2))
     # The square of a noncentral t is a noncentral F, which scipy computes without gaps; far out it is 1.
     return float(ncf.sf(critical**2, 1, seeds - 1, effect**2)) if effect < 10 * critical else 1.0
 

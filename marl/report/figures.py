@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from marl.common.files import write_text, writing
-from marl.metrics.stats import Interval, Metrics
+from marl.metrics.stats import Floats, Interval, Metrics
 from marl.metrics.tables import ArmRun, TableRow, ablation_table, profile_table
 from marl.metrics.wording import PANELS, Panel, bounds, number, of_ones_own, wording
 from marl.report.runs import TRAINED, Run, arm_label, base_names, by_games, curve_of, mean_curve, smooth
@@ -123,6 +123,32 @@ def style_axes(axes: Axes, ink: str = INK, muted: str = MUTED, grid: str = GRID)
     axes.xaxis.label.set_color(muted)
     axes.yaxis.label.set_color(muted)
     axes.title.set_color(ink)
+
+
+def heat_map(
+    axes: Axes,
+    values: Floats,
+    lines: Sequence[str],
+    columns: Sequence[str],
+    low: float,
+    high: float,
+    text: Callable[[float], str],
+    diagonal: bool = False,
+) -> None:
+    """Draws values (lines, columns) as a map in shades from `low` to `high`, the first line on top, with the `text` of
+    each in its cell. `diagonal`: in bold there."""
+    axes.pcolormesh(values, cmap="Blues", vmin=low, vmax=high, edgecolor="white")
+    axes.invert_yaxis()
+    for (line, column), value in np.ndenumerate(values):
+        axes.text(
+            column + 0.5, line + 0.5, text(value), ha="center", va="center", fontsize=8,
+            color="white" if value > (low + high) / 2 else "#222222",
+            fontweight="bold" if diagonal and line == column else "normal",
+        )  # fmt: skip
+    axes.set_yticks(np.arange(len(lines)) + 0.5, lines)
+    axes.set_xticks(np.arange(len(columns)) + 0.5, columns)
+    axes.tick_params(labelsize=8, length=0, colors="#555555")
+    axes.spines[:].set_visible(False)
 
 
 def save_figure(figure: Figure, path: Path) -> None:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from marl.metrics.tables import TableRow
 from marl.metrics.wording import wording
-from marl.report.figures import HALF, save_figure
+from marl.report.figures import HALF, heat_map, save_figure
 
 PLANE = "plane.csv"
 METRICS = ("score/1v6", "score/1v6/scripted", "likelihood/scripted")
@@ -39,15 +39,9 @@ def plane_figure(rows: Sequence[TableRow], path: Path) -> None:
             grid = found[player, metric]
             lambdas = [list(dict.fromkeys(key[i] for key in grid)) for i in (0, 1)]
             values = np.array([[grid.get((pop, agent), np.nan) for agent in lambdas[1]] for pop in lambdas[0]])
-            axes.pcolormesh(values, cmap="Blues", vmin=min(every), vmax=max(every) + 1e-9, edgecolor="white")
-            middle = (min(every) + max(every)) / 2
-            for (y, x), value in np.ndenumerate(values):
-                colour = "white" if value > middle else "#222222"
-                axes.text(x + 0.5, y + 0.5, f"{value:.2f}", ha="center", va="center", fontsize=8, color=colour)
-            for axis, own in ((axes.yaxis, lambdas[0]), (axes.xaxis, lambdas[1])):
-                axis.set_ticks(np.arange(len(own)) + 0.5, own)
-            axes.tick_params(labelsize=8, length=0, colors="#555555")
-            axes.spines[:].set_visible(False)
+            low, high = min(every), max(every) + 1e-9
+            heat_map(axes, values, *lambdas, low, high, "{:.2f}".format)
+            axes.invert_yaxis()  # the least lambda at the bottom
             axes.set_title(f"{player}: {wording(metric).label.lower()}", fontsize=10, loc="left", color="#222222")
             if column == 0:
                 axes.set_ylabel("λ believed of all", fontsize=9, color="#555555")

@@ -1,30 +1,19 @@
-"""All measures of talk together, and one page on them: sentences, a figure and a table."""
+"""One page on all measures of talk: sentences, a figure and a table."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from marl.agents.base import Agent
-from marl.agents.model import ModelAgent
-from marl.metrics.among_us import of_among_us
-from marl.metrics.claims import claim_metrics
-from marl.metrics.codes import password_metrics
-from marl.metrics.influence import KINDS, compared, influence_metrics, of_messages
-from marl.metrics.lies import lie_metrics
-from marl.metrics.listener import listener_metrics
-from marl.metrics.meant import meant_metrics
+from marl.metrics.influence import KINDS, Effect, of_messages
 from marl.metrics.stats import Metrics
 from marl.metrics.wording import number, wording
 from marl.report.figures import PAPER, to_svg
 from marl.report.html import templates
 from marl.report.transcripts import episode_to_json
 from marl.report.views import Transcript
-from marl.rollout.games import env_maker, exchangeable
 from marl.types import Episode
 
 NATS = {"talk/prior": "to be said", "talk/said": "said", "talk/heard": "heard"}
@@ -39,30 +28,12 @@ TRUTH = {
 }  # fmt: skip
 
 
-def measure(
-    episodes: Sequence[Episode],
-    env: Mapping[str, Any],
-    agents: Mapping[str, Agent],
-    measured: set[str],
-    draws: int,
-) -> tuple[Metrics, list[Transcript]]:
-    """All measures of these players' messages that the game has, and the games with the effect of each message."""
-    rng = np.random.default_rng(0)
-    among_us, make_env = of_among_us(episodes[0].facts), env_maker(env)
-    whole = env.get("format") != "structured"  # claims in parts are not weighed
-    found: Metrics = {} if among_us else listener_metrics(episodes, make_env, agents, rng, claims=whole)
-    heard, of_each = compared(episodes, make_env, agents, measured, draws)
-    found |= influence_metrics(of_each, rng)
-    found |= claim_metrics(episodes, rng, measured)
-    policies = {name: agent.policy for name, agent in agents.items() if isinstance(agent, ModelAgent)}
-    found |= lie_metrics(policies, episodes, rng, measured)
-    if among_us:
-        found |= meant_metrics(episodes, agents, exchangeable(env), rng, measured)
-        found |= password_metrics(episodes, rng, measured)
-    transcripts, effects = [episode_to_json(episode) for episode in heard], of_messages(of_each)
-    for (game, turn), effect in effects.items():
+def with_effects(episodes: Sequence[Episode], effects: Sequence[Effect]) -> list[Transcript]:
+    """Writes games as transcripts, with the effect of each message that has one."""
+    transcripts = [episode_to_json(episode) for episode in episodes]
+    for (game, turn), effect in of_messages(effects).items():
         transcripts[game]["turns"][turn]["effect"] = {name: round(value, 4) for name, value in effect.items()}
-    return found, transcripts
+    return transcripts
 
 
 def talk_sentences(found: Mapping[str, Metrics]) -> list[str]:

@@ -134,7 +134,9 @@ def test_intervals_of_shares_end_at_0_and_1() -> None:
 
 
 @pytest.mark.slow
-def test_the_study_goes_from_dialogues_to_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_study_goes_from_dialogues_to_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Scripted dialogues stand in, and are called so. The second call only tabulates."""
     small = (
         f"runs={tmp_path}", "progress=false", "threads=1", "device=cpu", "env.max_entries=6", "scripted_games=120",
@@ -157,5 +159,7 @@ def test_the_study_goes_from_dialogues_to_a_table(tmp_path: Path, capsys: pytest
     told = csv_rows(tmp_path / "out" / "situations.csv")
     assert {row["intent_is"] for row in told if row["place"] == "0"} == {"annotated", "another", "a third"}
     assert len({row["human"] for row in told if row["place"] == "0"}) == 1
+    monkeypatch.setattr(intents, "controlled", None)  # nothing is generated again
     intents.main(configure("intents", *small))
     assert (tmp_path / "out" / "table.csv").read_text() == first
+    assert csv_rows(tmp_path / "out" / "situations.csv") == told

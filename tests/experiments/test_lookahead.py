@@ -10,7 +10,7 @@ import torch
 from experiments import evaluate, lookahead, report
 from experiments.lookahead import study_of, tables_of
 from experiments.setup.entrants import text_player
-from experiments.setup.lookahead import Plane, is_planner, planner_agent
+from experiments.setup.lookahead import Plane, Study, is_planner, planner_agent
 from experiments.setup.players import check_players, is_run, played_as
 from experiments.studies.plane import cells
 from marl.agents.model import PlayConfig
@@ -142,7 +142,9 @@ def test_the_plane_has_files_of_its_own() -> None:
     assert none == [] and one[1] == "plane-SL-0-0.03-2x5-s0.json" and not {*one} & {*more}
 
 
-def test_players_of_a_study_play_in_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_players_of_a_study_play_in_texts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Trained and untrained ones, by their folder's name, in evaluation and beside a learner; others are refused."""
     pytest.importorskip("diplomacy", reason="needs the extra `diplomacy`")
     study = study_of(settings(f"out={tmp_path}"))
@@ -159,7 +161,10 @@ def test_players_of_a_study_play_in_texts(tmp_path: Path, capsys: pytest.Capture
         assert is_planner(path) and not is_run(path)
     cast = {"power": Seats("learner", path, 2.0)}
     before = torch.random.get_rng_state()
-    check_players(cast, env, env_maker(env)())
+    with monkeypatch.context() as unloaded:
+        unloaded.setattr(Study, "trained", None)  # a check loads no networks
+        check_players(cast, env, env_maker(env)())
+    planner_agent(path, env)
     assert torch.equal(torch.random.get_rng_state(), before)  # what a run draws does not depend on who is seated
     standard = {**env, "map_name": "standard"}
     with pytest.raises(UserError, match=r"cast\.power: .*plays pure Diplomacy alone, and env\.map_name=standard"):
