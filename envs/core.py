@@ -54,11 +54,14 @@ class Style(StrEnum):
 class Question:
     """A belief question: its text, the possible answers, and the true one (a member of `candidates`).
 
-    Trainers get it through `infos`; the answer never enters an observation. `also`: further true candidates. `cued`: it
-    is asked as a choice among the candidates is, by the text and the cue to reply; where an observation ends with this
-    text, the choice that is due is the question. `letters`: the game has said that A, B, ... stand for the candidates.
-    `later`: nobody knows the answer yet, not even the game, and `answer` is empty; once it does, `View.answers` has it
-    under this name (`answered`).
+    Trainers get it through `infos`; the answer never enters an observation.
+
+    also: further true candidates.
+    cued: the question reads like a choice among the candidates: its text, then the cue to reply. If an observation ends
+    with this text, the choice that is due is the question.
+    letters: the game has said that A, B, ... stand for the candidates.
+    later: a name, if the game itself does not know the answer yet (`answer` is empty). `View.answers` gives the answer
+    under this name once it is known (`answered`).
     """
 
     text: str

@@ -57,7 +57,7 @@ class HumanView:
 
     @property
     def agree(self) -> bool:
-        """True for a deal. Two players who both walked away are none, although the file says agree."""
+        """Tells whether there was a deal. Two players who both walked away have none, although the file says agree."""
         return self.ending is HumanEnding.DEAL
 
     @property
@@ -76,7 +76,7 @@ class HumanView:
 
     @property
     def usable(self) -> bool:
-        """True where the dialogue ends in a claim, as every game does that `replay` can play."""
+        """Tells whether the dialogue ends in a claim, as every game does that `replay` can play."""
         return self.claim is not None
 
     @property
@@ -321,7 +321,7 @@ def replay(view: HumanView, env: DealOrNoDeal) -> list[Step]:
 
 
 def replay_all(views: Iterable[HumanView], env: DealOrNoDeal) -> tuple[list[list[Step]], Counter[str]]:
-    """`replay` of each view, and how many could not be played, by reason."""
+    """Replays each view. Returns also how many could not be played, by reason."""
     replayed = []
     skipped: Counter[str] = Counter()
     for view in views:

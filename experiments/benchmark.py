@@ -5,13 +5,13 @@
     python -m experiments.benchmark bench=gpu         # 1 to 500 million parameters, several tokens of speech at a time
     python -m experiments.benchmark bench=gpu deterministic=true out=runs/same_bits  # what the same bits cost there
 
-Models have random weights, which speak at length, and play with themselves. Measured are this engine at every one of
-`points` (a rollout of all games at once, then one PPO pass with the listening loss over `update_rows` rows); and, on
-`baseline_games` games by the first point's model, this engine, `generate` of transformers for every turn, and TRL's
+Models have random weights, so that they speak at length, and play with themselves. It measures this engine at each of
+`points`: a rollout of all games at once, then one PPO pass with the listening loss over `update_rows` rows. On
+`baseline_games` games of the first point's model it also measures `generate` of transformers for every turn, and TRL's
 trainer around that (baselines.py). All engines sample from the same distribution in the same games; what is sampled
 differs, and so do games' lengths a little: compare tokens a second. All of it is measured once, then again.
 
-Printed as a table, and written to `out`: benchmark.json (every repeat, with settings, versions and hardware) and
+It prints a table, and writes to `out`: benchmark.json (every repeat, with settings, versions and hardware) and
 speed.svg, both after each measurement. Memory is how far the process's resident set rose (a GPU: torch's memory).
 """
 

@@ -117,7 +117,7 @@ def play(
 
 
 def strongest(transcript: Transcript) -> float:
-    """How far the message of a game that moved beliefs most moved them, beside silence."""
+    """Returns how far a game's most moving message moved beliefs, beside silence."""
     return max((turn.get("effect", {}).get("influence/silence", 0.0) for turn in transcript["turns"]), default=0.0)
 
 

@@ -118,7 +118,7 @@ class Belief:
 
     @property
     def pooled(self) -> np.ndarray:
-        """`probs` (K,) with all true answers pooled into the first."""
+        """Returns `probs` (K,) with all true answers pooled into the first."""
         return pooled(self.probs, self.question.answer_index, self.question.also_indices)
 
 

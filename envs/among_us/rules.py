@@ -131,7 +131,7 @@ def look(game: Game, player: Player) -> events.Look:
 
 
 def legal_moves(game: Game, player: Player, sight: events.Look) -> list[Action]:
-    """Everything the player may do, in a fixed order. It may kill whom it sees, those entering or leaving too."""
+    """Lists all that the player may do, in a fixed order. It may kill whom it sees, those entering or leaving too."""
     x, y = player.room
     moves = [
         GO[direction]

@@ -249,7 +249,7 @@ def explain_briefly(rules: Rules, start_room: Room) -> str:
 
 
 def explain_at_length(rules: Rules, start_room: Room) -> str:
-    """The rules of natural style."""
+    """Writes out the rules, in natural style."""
     steps = f"Walking to a neighbouring room takes {rules.walk_steps} steps, a task {rules.task_steps} steps"
     reporting = "Everybody" if rules.imposters_report else "Crewmates"
     talk = "everybody alive votes"

@@ -137,7 +137,7 @@ class Board:
         return {name: tuple(sorted(p.centers)) for name, p in zip(self.powers, self._powers, strict=True)}
 
     def centres(self) -> dict[str, int]:
-        """How many centres each power has."""
+        """Counts the centres of each power."""
         return {name: len(p.centers) for name, p in zip(self.powers, self._powers, strict=True)}
 
     def alive(self, power: str) -> bool:
@@ -153,8 +153,9 @@ class Board:
 
     # --- Orders ---------------------------------------------------------------------------------------------------
     def options(self) -> Options:
-        """The legal orders by power and unit, both in a fixed order, hold first; {} for each power after the end.
+        """Lists the legal orders by power and unit; {} for each power after the end.
 
+        Powers and units are in a fixed order, and a unit's first order is to hold.
         Adjustments have no unit: their keys are `BUILD 1`, ... or `DISBAND 1`, ..., and each has all the orders of the
         power. Its orders must then be different ones (see `left`), but WAIVE can be given again.
         """

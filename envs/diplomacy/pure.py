@@ -136,8 +136,9 @@ class Pure:
 
 
 def _retreat(after: Small, units: Small, owned: Small, fled: Bools, origin: Small, bounced: Bools) -> Small:
-    """Sets dislodged units where the rule of this module sends them; two that meet are lost, as is who has no way.
-    All (N, B)."""
+    """Sets dislodged units where the rule of this module sends them. Two that meet are lost, and one that has no way.
+
+    All arrays are (N, B)."""
     places, games = np.nonzero(fled)
     powers = units[places, games]
     free = (after[:, games] < 0) & ~bounced[:, games]  # (N, K)
@@ -166,7 +167,7 @@ def adjudicate(units: Small, orders: Small) -> Bools:
 
 
 def _adjudicate(units: Small, orders: Small) -> Bools:
-    """As `adjudicate`, of (N, B)."""
+    """Adjudicates as `adjudicate` does, with axes (N, B)."""
     here, places = units >= 0, PLACES[:, None]
     source, goal = FROM[orders], TO[orders]
     moves = here & (source == places) & (goal != places)

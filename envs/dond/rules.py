@@ -92,7 +92,7 @@ SPLITS = ("all", "train", "test", "outside")  # of contexts, so that agents can 
 
 
 def in_test(context: Context) -> bool:
-    """True for the held-out fifth of all contexts: the same ones in every file, in either order of the players."""
+    """Tells whether a context is of the held-out fifth: the same ones in every file, in either order of the players."""
     return crc32(repr((context.counts, tuple(sorted(context.values)))).encode()) % 5 == 0
 
 
@@ -152,7 +152,7 @@ Claims = tuple[Triple | None, Triple | None]  # both players', None where no cla
 
 
 def complementary(claims: Claims, counts: Triple) -> bool:
-    """True for a deal: both players made a claim, and the claims add up to the counts, item by item."""
+    """Tells whether there is a deal: both players made a claim, and the claims add up to the counts, item by item."""
     return claims[0] is not None and claims[1] == rest(claims[0], counts)
 
 
@@ -169,7 +169,7 @@ def scores(both: tuple[float, float], objective: float) -> tuple[float, float]:
 
 
 def pareto_optimal(context: Context, claims: Claims, objective: float) -> bool:
-    """True unless some allocation is at least as good for both players and better for one, by their scores.
+    """Tells whether no allocation is at least as good for both players and better for one, by their scores.
 
     Without a deal the points are (0, 0), measured like any other outcome.
     """

@@ -134,7 +134,7 @@ class GenerateAgent:
         return [self._said(*each) for each in zip(requests, seats, written, limits, strict=True)]
 
     def _said(self, r: Request, seat: GenerateSeat, row: list[int], limit: int) -> Reply:
-        """A row that was written, up to its end, as the reply."""
+        """Makes the reply of a generated row, cut behind its end."""
         size = next((i + 1 for i in range(limit) if self.tokens.ends(row[: i + 1])), limit)
         reply = tuple(row[:size])
         chooses = r.turn == TurnKind.CHOOSE
@@ -143,7 +143,10 @@ class GenerateAgent:
         return Reply(r.key, text, reply, start, (0.0,) * len(reply), legal=seat.legal)
 
     def _answer(self, seats: Sequence[GenerateSeat]) -> None:
-        """Answers the seats' open questions: a softmax over the candidates of each. One beside the stream is a row."""
+        """Answers each open question of the seats by a softmax over its candidates.
+
+        A question beside the stream takes a row of its own.
+        """
         rows: list[list[int]] = []
         due = []  # seat, candidates, row, and the place in it counted from its end
         for seat in seats:

@@ -77,7 +77,7 @@ def batch_of(episodes: list[Episode]) -> TokenBatch:
 
 @torch.no_grad()
 def gaps(policy: Policy, batch: TokenBatch, bf16: bool = False) -> Tensor:
-    """How far, in nats, each sampled token's noted log-probability is from the trainer's, (M,)."""
+    """Returns how far, in nats, each sampled token's noted log-probability is from the trainer's, (M,)."""
     batch = batch.to(policy.device)
     with autocast(policy.device, UpdateConfig(bf16=bf16)):
         found = forward(policy, batch, 1.0, {"reply": False}).logprobs
@@ -114,7 +114,7 @@ def captured_steps(device: torch.device) -> tuple[str, bool]:
 
 
 def bfloat16(device: torch.device) -> tuple[str, bool]:
-    """As `sampler_and_trainer`, where both compute in bfloat16."""
+    """Checks what `sampler_and_trainer` does, with both computing in bfloat16."""
     if lacking := without_bf16(device):
         raise Unrun(lacking)
     policy = small_policy(device)
@@ -123,7 +123,7 @@ def bfloat16(device: torch.device) -> tuple[str, bool]:
 
 
 def same_bits(device: torch.device) -> tuple[str, bool]:
-    """With `deterministic=true`, playing and learning twice gives the same weights to the last bit."""
+    """Checks that with `deterministic=true` playing and learning twice gives the same weights, to the last bit."""
     digests = []
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)

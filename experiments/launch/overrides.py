@@ -165,13 +165,13 @@ class Checker:
             raise UserError(f"{told([text])} is not a setting: write KEY=VALUE, and {quoting}.") from None
 
     def chooses_file(self, override: Override) -> bool:
-        """True for choices of configuration files, and for where they are searched."""
+        """Tells whether this chooses a configuration file, or where such files are searched."""
         key = override.key_or_group
         group = override.package is not None or bool(self.options(key))
         return key == "hydra.searchpath" or (group and (override.is_delete() or not isinstance(override.value(), dict)))
 
     def unknown(self, key: str, config: DictConfig) -> str:
-        """The sentence about a name that is no setting: which choice has it, or what is near."""
+        """Says of a name that is no setting which choice has it, or which names are near."""
         known, parts = config.hydra.runtime.choices, key.split(".")
         for group in {parts[0], "/".join(parts[:2])} & set(known):
             lines = [f"{group}={name}" for name in self.options(group)]

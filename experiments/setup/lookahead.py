@@ -130,7 +130,7 @@ class Study:
             return OrderNet(self.game.features_size, self.game.players, self.game.slots, self.game.codes, self.width)
 
     def how(self, name: str, rated: bool = True) -> Search:
-        """How a player plans, when it is rated or when it learns."""
+        """Returns how a player plans, when it is rated or when it learns."""
         arm = self.planners[name]
         return make(Search, {**self.search, **arm.search, **(arm.play if rated else {})}, f"{name}.search")
 

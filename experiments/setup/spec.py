@@ -304,9 +304,9 @@ def losses_of(settings: Mapping[str, Any]) -> dict[str, Loss]:
 def identity(settings: Mapping[str, Any], chats: bool = False) -> dict[str, Any]:
     """Returns the settings that make a run what it is. `chats`: a player behind an endpoint plays.
 
-    Left out are terms that are null, a GPU's number, what is for speed or memory where it is off, seeds that follow
-    from `seed`, and an endpoint's settings where nobody plays through one. A value that might be a secret is there as
-    its digest.
+    Leaves out terms that are null, a GPU's number, settings of speed or memory that are off, seeds that follow from
+    `seed`, and an endpoint's settings if nobody plays through one. A value that might be a secret is there as its
+    digest.
     """
     found = {name: value for name, value in settings.items() if name not in ELSEWHERE}
     found["device"] = str(found["device"]).partition(":")[0]

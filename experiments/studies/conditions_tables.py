@@ -73,7 +73,7 @@ def differences(
 
 
 def write_rows(path: Path, rows: Mapping[str, Sequence[TableRow]]) -> None:
-    """`arm,condition,metric,mean,low,high,seeds,games`, six significant digits as in `table.csv`."""
+    """Writes `arm,condition,metric,mean,low,high,seeds,games`, with six significant digits as in `table.csv`."""
     lines = [
         (row.arm, condition, row.metric, row.mean, row.low, row.high, row.seeds, row.games)
         for condition, of_condition in rows.items()

@@ -425,8 +425,11 @@ def show(table: Path, figure: Path) -> Sequence[str]:
 def self_minus_cross(
     labels: Sequence[str], of: Mapping[Pair, Figures]
 ) -> dict[tuple[str, str, str], tuple[float, float, Interval]]:
-    """Returns by row, column and metric each row player's mean in self-play, that with each other player, with all
-    others, and the mean of these over all players; and their difference, paired by game seed."""
+    """Compares each player's self-play with its games against others, paired by game seed.
+
+    Returns by row, column and metric: the row player's mean in self-play, that against the column, and the difference.
+    The column OTHERS is the mean over all other players, the row ALL that over all players.
+    """
     found = {}
     for name in SHOWN:
         own = {row: of[row, row][name] for row in labels}

@@ -235,8 +235,10 @@ def cell_of(
 
 
 def compared(cfg: DictConfig, base: Policy, anchor: Path, device: torch.device) -> list[Entrant]:
-    """The finished runs to stand beside the planners. UserError for one that did not start from the base in the folder
-    `anchor`, whose distance from people is another."""
+    """Loads the finished runs to stand beside the planners.
+
+    UserError for one that did not start from the base in the folder `anchor`: distances from people would not compare.
+    """
     if not cfg.compare:
         return []
     try:

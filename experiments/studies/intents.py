@@ -379,7 +379,7 @@ def played_by(made: Made, arm: str, partner: str, cicero: CiceroConfig, cfg: Dic
 
 
 def people(made: Made, name: str, limits: PlayConfig, temperature: float) -> Agent:
-    """The model of people as a plain player."""
+    """Makes a plain player of the model of people."""
     return model_agent(name, made.dialogue["state"], limits, 2, temperature)
 
 

@@ -199,7 +199,7 @@ class Site:
         return self.html("choose.html", offered=offered, seats=SEATS, objectives=OBJECTIVES, mine=ended)
 
     def ended(self, game: Record) -> str:
-        """How a game ended for its person, in a few words."""
+        """Says in a few words how a game ended for its person."""
         if game.state != "over":
             return {"open": "goes on", "stopped": "stopped"}[game.state]
         result = self.store.result(game.id)
@@ -236,7 +236,7 @@ class Site:
         return sight
 
     async def news(self, request: Request, person: str) -> Sight:
-        """The game once nothing is being waited for, or after a moment."""
+        """Returns the game as soon as it waits for nobody else, or after a moment."""
         until = time.monotonic() + 0.3
         while True:
             sight = self.own(request, person)

@@ -58,7 +58,7 @@ class Rate:
 
 
 def host_is_fine(headers: Mapping[str, str], token: str | None) -> bool:
-    """Without a token only names of this machine are answered, so that no other site's name can lead here."""
+    """Tells whether a host may be answered. Without a token only this machine's names may: no other site leads here."""
     if token is not None:
         return True
     host = headers.get("host", "")

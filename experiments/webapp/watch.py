@@ -176,7 +176,7 @@ def line_of(runs: Path, run: str, file: str, line: int) -> tuple[str, int]:
 
 
 def began(transcript: dict[str, Any]) -> str:
-    """When a person began this game, in UTC to the minute; empty for games without people."""
+    """Returns when a person began this game, in UTC to the minute; empty for games without people."""
     return str((transcript.get("about") or {}).get("began", ""))[:16].replace("T", " ")
 
 

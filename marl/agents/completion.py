@@ -102,7 +102,7 @@ def _text(found: Any) -> str:
 
 
 def answer_of(text: str, tokens: int | None, thoughts: str, cut: bool) -> Answer:
-    """An answer whose texts can be kept and sent again: within the limits, without half surrogate pairs."""
+    """Cuts an answer's texts to their limits and replaces half surrogate pairs, so that they can be sent again."""
     said, thought = (
         whole[:most].encode("utf-8", "replace").decode()
         for whole, most in ((text, LONGEST_ANSWER), (thoughts, LONGEST_THOUGHTS))

@@ -85,7 +85,7 @@ class PurePlayer:
         return reply
 
     def _retreat(self, options: Sequence[str]) -> str:
-        """Home, or to the next province that it owns, or to the next one, counted from its home."""
+        """Retreats home, else to the next province that it owns, else to the next one, counted from its home."""
         power = self.seen.power
         away = (PLACES - POWERS.index(power)) % N
         others = [self.seen.centres.get(place) != power for place in HOMES]

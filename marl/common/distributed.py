@@ -35,7 +35,7 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """True if this process writes the run's files."""
+        """Tells whether this process writes the run's files."""
         return self.rank == 0
 
     def share(self, items: Sequence[T]) -> Sequence[T]:

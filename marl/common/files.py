@@ -198,8 +198,10 @@ def parsed_json(text: str) -> Any:
 
 
 def fits(value: Any, form: Any) -> bool:
-    """True if plain data has this form: a type, a list `[form]`, a dict `{name: form}` (`name?` may be missing, `...`
-    stands for every name), or one of a tuple of forms."""
+    """Tells whether plain data has a form: a type, a list `[form]`, a dict `{name: form}`, or one of a tuple of forms.
+
+    `name?` may be missing, `...` stands for every name.
+    """
     if isinstance(form, tuple):
         return any(fits(value, each) for each in form)
     if isinstance(form, list):

@@ -26,7 +26,7 @@ UNTOLD = ("chat.key", "chat.url", "chat.extra")  # settings that may hold a secr
 
 
 def might_be_secret(name: str) -> bool:
-    """True if a setting or header of this name may hold a secret; any part of a dotted name can say so."""
+    """Tells whether a setting or header of this name may hold a secret; any part of a dotted name can say so."""
     parts = (re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", part) for part in name.split("."))
     return any(SECRET.search(re.sub("[^a-z0-9]+", "_", part.lower()).strip("_")) for part in parts)
 

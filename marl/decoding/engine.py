@@ -64,7 +64,7 @@ class Engine:
 
     @property
     def can_write(self) -> bool:
-        """True if `write` is right for this model: recurrent states would move on in rows that have ended."""
+        """Tells whether `write` is right for this model: recurrent states would move on in rows that have ended."""
         return isinstance(self.cache, SlotCache) and not self.cache.states
 
     def allocate(self) -> int:

@@ -58,7 +58,7 @@ def _find_size(config: PreTrainedConfig, context: int, dtype: torch.dtype) -> Si
 
 @torch.no_grad()
 def continues(lm: PreTrainedModel) -> bool:
-    """True if a pass over several tokens continues from a slot's recurrent states. If not, single tokens do.
+    """Tells whether a pass over several tokens continues from a slot's recurrent states. If not, single tokens do.
 
     Mamba's in transformers 5.23 starts over. Raises NotCacheable for a model that is right neither way.
     """
@@ -123,6 +123,6 @@ def _alike(lm: PreTrainedModel) -> bool:
 
 
 def _near(lm: PreTrainedModel, a: Tensor, b: Tensor) -> bool:
-    """True if states are equal up to rounding, as a share of the largest."""
+    """Tells whether states are equal up to rounding, as a share of the largest."""
     tolerance = 1e-3 if lm.dtype in (torch.float32, torch.float64) else 0.1
     return bool((a - b).abs().max() <= tolerance * b.abs().max())

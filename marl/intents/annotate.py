@@ -114,7 +114,7 @@ def certain_split(message: str, counts: Triple) -> Triple | None:
 
 
 def named_items(message: str, counts: Triple) -> dict[int, int]:
-    """How many of each item the speaker would get, of those that a message names without a condition or exception."""
+    """Reads how many the speaker would get of each item that a message names without a condition or exception."""
     words = set(re.findall(r"[a-z]+", message.lower()))
     return {} if words & UNSURE else stated_items(message, counts)
 

@@ -39,7 +39,7 @@ class ClaimReader:
         return self._texts[counts]
 
     def probabilities(self, streams: Sequence[Sequence[int]], counts: Sequence[Triple]) -> list[Floats]:
-        """(A,) for each stream, which ends with the cue of a proposal, and its pool: of sum 1."""
+        """Returns (A,), of sum 1, for each stream and its pool. A stream ends with the cue of a proposal."""
         order = sorted(range(len(streams)), key=lambda i: len(streams[i]))
         found: list[Floats] = [np.zeros(0)] * len(streams)
         for start in range(0, len(order), self.at_once):
@@ -90,7 +90,7 @@ class ClaimReader:
 
 
 def _common(texts: Sequence[Sequence[int]]) -> int:
-    """How many tokens all of these begin with."""
+    """Counts the tokens that all of these begin with."""
     size = 0
     while len({text[size] for text in texts}) == 1:
         size += 1

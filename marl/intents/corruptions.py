@@ -24,7 +24,7 @@ _NOT = ("not", "don't", "can't", "cannot", "won't", "dont", "cant")
 
 @dataclass(frozen=True)
 class Place:
-    """Where a message stands. `before`: what its speaker has said; `strangers`: messages of other dialogues;
+    """A message's place in a dialogue. `before`: what its speaker has said; `strangers`: messages of other dialogues;
     `model`: continues words, for `weak`."""
 
     counts: Triple

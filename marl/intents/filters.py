@@ -16,7 +16,7 @@ SHORT = 2  # words of a short message
 
 
 def repeats(message: str, before: Sequence[str]) -> bool:
-    """True if the speaker has said this before, or says something short right after something short."""
+    """Tells whether the speaker has said this before, or says something short right after something short."""
     words = message.lower().split()
     if any(words == other.lower().split() for other in before):
         return True
@@ -24,7 +24,7 @@ def repeats(message: str, before: Sequence[str]) -> bool:
 
 
 def betrays(before: float, after: float, least: float) -> bool:
-    """True if a message makes the speaker's own intent less likely by more than `-least` (FAIR 2022: -.005).
+    """Tells whether a message makes the speaker's own intent less likely by more than `-least` (FAIR 2022: -.005).
 
     `before`, `after`: the action model's probability of the intended claim without and with the message.
     """

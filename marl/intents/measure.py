@@ -74,8 +74,8 @@ class Controlled:
 
 
 def control(found: Sequence[Controlled], rng: np.random.Generator) -> dict[str, Interval]:
-    """How many messages state a whole split (`stated`) and the intent's (`control`), and how many of the items that
-    messages name go as intended (`items`), over messages."""
+    """Measures how many messages state a whole split (`stated`) and the intent's (`control`), and how many of the items
+    that messages name go as intended (`items`). Intervals are over messages."""
     stating = [each for each in found if each.stated is not None]
     figures = {"intent/stated": rate([each.stated is not None for each in found])}
     if stating:
@@ -170,7 +170,7 @@ def spoken(views: Sequence[HumanView], tokens: Tokens, env: Any, most: int, rng:
 def spoiled(
     messages: Sequence[Spoken], kind: str, strangers: Sequence[str], model: Bigrams, rng: np.random.Generator
 ) -> list[tuple[Spoken, str]]:
-    """Those messages that this kind of corruption changes, with what it makes of them."""
+    """Returns the messages that this kind of corruption changes, with what it makes of them."""
     found = []
     for each in messages:
         worse = KINDS[kind](each.message, Place(each.counts, each.before, strangers, model), rng)
@@ -179,7 +179,7 @@ def spoiled(
     return found
 
 
-def rows_of(messages: Sequence[tuple[Spoken, str]], tokens: Tokens) -> list[Said]:
+def as_said(messages: Sequence[tuple[Spoken, str]], tokens: Tokens) -> list[Said]:
     """Each message in its dialogue, as `nonsense.features` reads it."""
     ids = [tokens.encode(said(text)) for _, text in messages]
     return [([*each.stream, *own], len(own)) for (each, _), own in zip(messages, ids, strict=True)]
@@ -187,4 +187,4 @@ def rows_of(messages: Sequence[tuple[Spoken, str]], tokens: Tokens) -> list[Said
 
 def read_messages(policy: Policy, messages: Sequence[tuple[Spoken, str]]) -> Any:
     """Features (N, F) of these messages."""
-    return features(policy, rows_of(messages, policy.tokens))
+    return features(policy, as_said(messages, policy.tokens))

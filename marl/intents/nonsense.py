@@ -74,7 +74,7 @@ class Ensemble:
 
     @torch.no_grad()
     def scores(self, found: Tensor) -> Floats:
-        """How sure each head is that each message is nonsense, (N, K), from `features` (N, F)."""
+        """Returns how sure each head is that each message is nonsense, (N, K), from `features` (N, F)."""
         scaled = (found - self.mean) / self.scale
         return np.stack([each(scaled)[:, 0].double().numpy() for each in self.heads], axis=1)
 
@@ -97,7 +97,7 @@ class Ensemble:
         return best
 
     def rejected(self, found: Tensor, thresholds: Floats) -> NDArray[np.bool_]:
-        """Whether each message is nonsense, (N,)."""
+        """Tells of each message whether it is nonsense, (N,)."""
         return np.asarray((self.scores(found) > thresholds).any(1))
 
     def without(self, kind: str) -> Ensemble:

@@ -1,4 +1,4 @@
-"""Scripted dialogues in the files of human ones, where there are none of these: they stand in and are called so."""
+"""Writes scripted dialogues in the files of human ones, to stand in where there are no human ones."""
 
 from __future__ import annotations
 

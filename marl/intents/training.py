@@ -163,7 +163,7 @@ def cuts(view: HumanView) -> list[int]:
 
 
 def in_action_model(seed: int) -> dict[str, Any]:
-    """How `corpus.recorded` is to show human dialogues to an action model: some of them whole, the others cut, which
+    """Tells `corpus.recorded` how to show human dialogues to an action model: some of them whole, the others cut, which
     teach claims alone and ask nothing."""
     rng = np.random.default_rng([seed, CUTS])
     shown: set[int] = set()  # the views that were cut in this pass
@@ -190,7 +190,7 @@ def in_action_model(seed: int) -> dict[str, Any]:
 
 
 def in_arm(arm: str, intents: Mapping[int, Sequence[Intent]], seed: int = 0) -> dict[str, Any]:
-    """How `corpus.recorded` is to show human dialogues to a model of this arm; MIXED: of one that is drawn for each."""
+    """Tells `corpus.recorded` how to show human dialogues to a model of this arm. MIXED draws an arm for each."""
     rng = np.random.default_rng([seed, CUTS])
 
     def add(view: HumanView, order: Triple, steps: list[Step]) -> corpus.Steps:

@@ -41,7 +41,7 @@ def forward(
             own, entropy = in_pieces(
                 policy,
                 partial(sampled, policy, temperature),
-                *rows_of(batch, hidden, replies),
+                *states_of(batch, hidden, replies),
                 batch.tokens[:, 1:][replies],
             )
             outputs.logprobs = scatter(zeros, replies, own)
@@ -53,7 +53,7 @@ def forward(
             theirs = reference.hidden(there.tokens, there.branch, there.position_ids)[:, :-1][there.reply[:, 1:]]
         with part("divergence"):
             read = partial(diverged, policy, reference, temperature)
-            (gaps,) = in_pieces(policy, read, *rows_of(batch, hidden, replies), theirs)
+            (gaps,) = in_pieces(policy, read, *states_of(batch, hidden, replies), theirs)
             outputs.divergence = scatter(zeros, replies, gaps)
     if "values" in reads:
         with part("values"):
@@ -65,7 +65,7 @@ def forward(
             mask = batch.planned[:, 1:]
             ids = batch.plan_ids[:, 1:][mask]  # (M, P)
             (found,) = in_pieces(
-                policy, partial(at, policy, temperature), *rows_of(batch, hidden, mask), ids.clamp_min(0)
+                policy, partial(at, policy, temperature), *states_of(batch, hidden, mask), ids.clamp_min(0)
             )
             outputs.planned = torch.zeros(batch.plan.shape, device=hidden.device)
             outputs.planned[:, 1:][mask] = found.masked_fill(ids < 0, -torch.inf)
@@ -83,7 +83,7 @@ def forward(
     return outputs
 
 
-def rows_of(batch: TokenBatch, hidden: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def states_of(batch: TokenBatch, hidden: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Finds what the distributions of the M reply tokens of `mask` (B, T - 1) are made of: the states before them
     (M, D), whether they are choices (M,), and the legal ids (M, O)."""
     return hidden[:, :-1][mask], (batch.kind == Kind.CHOICE)[:, 1:][mask], batch.legal[:, 1:][mask]
@@ -105,7 +105,7 @@ def in_pieces(policy: Policy, read: Callable[..., tuple[Tensor, ...]], *rows: Te
 
 
 def reply_logprobs(policy: Policy, temperature: float, states: Tensor, chosen: Tensor, legal: Tensor) -> Tensor:
-    """Computes the distributions (M, V) that reply tokens are sampled from (see `rows_of`): at choices over the legal
+    """Computes the distributions (M, V) that reply tokens are sampled from (see `states_of`): at choices over the legal
     set alone."""
     logits = policy.logits(states)
     shaped = policy.speech_logits(logits, temperature)

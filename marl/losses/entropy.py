@@ -25,7 +25,7 @@ class EntropyLoss:
 
     @property
     def needs_returns(self) -> bool:
-        """Is true at weight 0: it is measured where there is a critic."""
+        """Tells whether its weight is 0: then it is measured only if there is a critic."""
         return not self.weight
 
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:

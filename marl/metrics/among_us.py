@@ -21,7 +21,7 @@ _ROOM = re.compile(rf"(?:\broom )?\(\d, ?\d\)|\b(?:{'|'.join(name for row in ROO
 
 
 def of_among_us(facts: Mapping[str, Any]) -> bool:
-    """True for the facts of a game of Among Us."""
+    """Tells whether these are the facts of a game of Among Us."""
     return {"names", "imposters"} <= facts.keys()
 
 
@@ -216,7 +216,7 @@ class Message:
         return tuple(name for name in self.others if name in against)
 
     def meets(self, names: Collection[str]) -> bool:
-        """True if one of these names is an imposter's."""
+        """Tells whether one of these names is an imposter's."""
         return any(name in self.imposters for name in names)
 
     def chance(self, count: int) -> float:

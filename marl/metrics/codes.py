@@ -79,7 +79,7 @@ def password_metrics(
     crossed: Sequence[Episode] = (),
     permutations: int = PERMUTATIONS,
 ) -> Metrics:
-    """`talk/password*` of games of Among Us. `line`: players (names in `Episode.players`) who learned together.
+    """Measures `talk/password*` in Among Us. `line`: players (names in `Episode.players`) who learned together.
 
     - `talk/password`: how often the forms alone tell an imposter from a crewmate of its game, in games that the
       detector has not seen; .5 by chance, 1 always. `talk/password_p`: the share of permutations of the roles within

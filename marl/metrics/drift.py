@@ -28,7 +28,7 @@ TOKENS_AT_ONCE = 16384
 
 @torch.no_grad()
 def speech_likelihood(policy: Policy, rows: Sequence[Row]) -> np.ndarray:
-    """(sum of log p in nats, words) of each row's own messages, shape (rows, 2).
+    """Returns the sum of log p in nats, and the words, of each row's own messages: shape (rows, 2).
 
     p is the policy's at temperature 1, given everything before. Only what others heard counts. Words are split at white
     space, so figures per word compare across tokenizers.

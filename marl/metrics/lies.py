@@ -55,7 +55,7 @@ def lie_metrics(
     rng: np.random.Generator,
     players: Collection[str] | None = None,
 ) -> Metrics:
-    """`talk/lie_auroc` and `talk/lie_auroc_form`, of messages that the policies spoke; empty without both kinds.
+    """Measures `talk/lie_auroc` and `talk/lie_auroc_form` of the policies' messages; empty without both kinds.
 
     `policies` by the names of players in `Episode.players`, whose states are read by a whole pass over each speaker's
     stream. The area under the ROC curve: how often a false message scores above a true one. The probe is ridge
@@ -135,7 +135,7 @@ def auroc(scores: Floats, labels: np.ndarray, games: np.ndarray, rng: np.random.
     starts = np.unique(scores[order], return_index=True)[1]  # of each group of equal scores
 
     def area(weights: np.ndarray) -> Floats:
-        """`weights` (draws, n): how often each message counts."""
+        """Returns the area for each draw. `weights` (draws, n): how often each message counts."""
         false, true = (np.add.reduceat((weights * kind)[:, order], starts, 1) for kind in (labels, ~labels))
         below = np.cumsum(true, 1) - true / 2
         pairs = false.sum(1) * true.sum(1)

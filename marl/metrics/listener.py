@@ -179,7 +179,7 @@ class ClaimScorer:
         self.engine = Engine(agent.policy, self.STREAMS * SLOTS, agent.engine.context)
 
     def probabilities(self, streams: Sequence[Sequence[int]], claims: Sequence[rules.Triple]) -> Floats:
-        """(K, A), rows of sum 1: of each claim in each of the K streams, given that one of the claims is made."""
+        """Returns (K, A), rows of sum 1: each claim's probability in each stream, given that one of them is made."""
         texts = [self.tokens.encode(f"{replies.proposal_text(claim)} {END}") for claim in claims]
         scores = np.zeros((len(streams), len(claims)))
         for first in range(0, len(streams), self.STREAMS):

@@ -104,12 +104,12 @@ class Claimed:
 
     @property
     def telling(self) -> bool:
-        """True if a split was named and its sides differ, so that a claim differs from its inversion."""
+        """Tells whether a split was named and its sides differ, so that a claim differs from its inversion."""
         return self.table is not None and self.table != rest(self.table, self.counts)
 
     @property
     def inverted(self) -> bool:
-        """True if it claims the partner's share of the last split (Liao et al. 2024)."""
+        """Tells whether it claims the partner's share of the last split (Liao et al. 2024)."""
         return self.table is not None and self.telling and self.claim == rest(self.table, self.counts)
 
     @property
@@ -119,7 +119,7 @@ class Claimed:
 
     @property
     def worse(self) -> bool:
-        """True if it claims the side worth less to the proposer."""
+        """Tells whether it claims the side worth less to the proposer."""
         return points(self.claim, self.values) < points(rest(self.claim, self.counts), self.values)
 
 
@@ -249,14 +249,14 @@ def told_values(message: str) -> dict[int, int]:
 
 
 def explicit(message: str) -> bool:
-    """True if a message speaks of all three items, or of some and the rest, and refuses none."""
+    """Tells whether a message speaks of all three items, or of some and the rest, and refuses none."""
     words = set(re.findall(r"[a-z][a-z']*", message.lower().replace("’", "'")))
     items = {ITEM_OF[word] for word in words if word in ITEM_OF}
     return not words & NEGATIONS and (len(items) == 3 or bool(words & REST_WORDS))
 
 
 def inverted_figures(games: Sequence[Episode], players: Iterable[str]) -> dict[str, float]:
-    """`talk/inverted`, `_explicit` and `_chance` of drift.py as plain means, for training."""
+    """Returns `talk/inverted`, `_explicit` and `_chance` of drift.py as plain means, for training."""
     wanted = set(players)
     telling = [c for game in games for c in read_talk(talk_of(game, wanted)).claims if c.telling]
     named = {

@@ -120,5 +120,5 @@ def _heard(episode: Episode, turn: Turn, reader: str, said: Said) -> float | Non
 
 
 def _begins(order: Order, said: Said) -> bool:
-    """True if an order begins as what was said does."""
+    """Tells whether an order begins as what was said does."""
     return (order.verb, order.target) == (("-", said.dest) if said.act == ASK else ("+", said.place))

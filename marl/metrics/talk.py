@@ -17,7 +17,7 @@ NGRAM_WORDS = 5000  # the share of distinct n-grams falls with the words counted
 
 
 def played_by(players: Collection[str] | None, turn: Turn, episode: Episode) -> bool:
-    """True if one of these players (names in `Episode.players`; None: anybody) took the turn."""
+    """Tells whether one of these players (names in `Episode.players`; None: anybody) took the turn."""
     return players is None or episode.players[turn.agent] in players
 
 

@@ -97,7 +97,7 @@ def _crew_metrics(episodes: Sequence[Episode], players: Collection[str]) -> dict
 
 
 def tries(episode: Episode, players: Collection[str] | None = None) -> tuple[int, int]:
-    """(refused replies, turns) of these players (None: all).
+    """Counts refused replies and turns of these players (None: all).
 
     A spoken turn ends with an accepted reply or with the game. A refused choice is not tried again: it is a turn.
     """

@@ -80,7 +80,7 @@ class Adapter:
 
 
 def is_own(name: str) -> bool:
-    """True for tensors that an adapted policy does not share with its base: of the adapter and the value head."""
+    """Tells whether an adapted policy has this tensor for itself: those of the adapter and the value head."""
     return ".lora_" in name or name.startswith("value_head.")
 
 

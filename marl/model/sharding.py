@@ -72,5 +72,5 @@ def like(parameter: Tensor, tensor: Tensor) -> Tensor:
 
 
 def is_split(policy: Policy) -> bool:
-    """True if the policy is sharded, so that every rank has to make the same passes."""
+    """Tells whether the policy is sharded, so that every rank has to make the same passes."""
     return isinstance(policy, FSDPModule)

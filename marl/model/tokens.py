@@ -167,7 +167,7 @@ class Tokens:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def ends(self, ids: Sequence[int]) -> bool:
-        """True if a reply is complete: it holds `END`, or ends with the model's own end of sequence or turn."""
+        """Tells whether a reply is complete: it holds `END`, or ends with the model's own end of sequence or turn."""
         last = ids[-1]
         return last in self.eos_ids or (last in self.may_end and END in self.decode(ids))
 
@@ -182,7 +182,7 @@ class Tokens:
         text_of = cache(lambda length: self.decode(ids[:length]))
 
         def inside(i: int) -> bool:
-            """True if token i changes text within the span; a token may hold part of a character."""
+            """Tells whether token i changes text within the span; a token may hold part of a character."""
             before, after, end = text_of(i), text_of(i + 1), span[1]
             return len(after) > span[0] and (len(before) < end or before[:end] != after[:end])
 
@@ -400,7 +400,7 @@ class StreamWriter:
         return tuple(ids) if options else ()
 
     def _spoke_last(self) -> bool:
-        """True if the stream ends with the agent's own turn: a reply, or the place of an answer."""
+        """Tells whether the stream ends with the agent's own turn: a reply, or the place of an answer."""
         turn = self.stream.kinds[-1 - len(self.tokens.format.after_reply) :]
         return any(kind is not Kind.OBSERVATION for kind in turn)
 

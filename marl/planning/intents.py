@@ -30,7 +30,7 @@ OPPONENTS = ("exact", "sampled", "coshar")
 
 @dataclass(frozen=True)
 class IntentConfig:
-    """How intents are planned. Raises UserError, naming the setting, for bad values. Lambdas are in points a nat.
+    """Settings of planning intents. Raises UserError, naming the setting, for bad values. Lambdas are in points a nat.
 
     The published lambdas, .001 to .3 for the population and .003 for oneself, are for scores of at most 1; a game here
     is worth 10.

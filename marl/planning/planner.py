@@ -306,7 +306,7 @@ class Reader:
         self.engine, self.temperature = Engine(policy, SLOTS, context), temperature
 
     def probabilities(self, stream: Sequence[int], replies: Sequence[Sequence[int]]) -> Floats:
-        """(A,), of sum 1: of each reply, given that it is one of them."""
+        """Returns each reply's probability, given that it is one of them: (A,), of sum 1."""
         slot = self.engine.allocate()
         if len(stream) > 1:
             self.engine.read([slot], [stream[:-1]])

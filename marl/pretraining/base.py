@@ -105,7 +105,7 @@ def base_policy(
 def base_settings(
     model: ModelConfig, base: BaseConfig, env: Mapping[str, Any], human_data: str | None = None
 ) -> dict[str, Any]:
-    """Everything that makes a trained base: settings, and digests of the texts and files that it learns from."""
+    """Returns all that makes a trained base: settings, and digests of the texts and files that it learns from."""
     human = corpus.data_files(human_data) if base.data == "human" and human_data else None
     unused = {*base.vary, *getattr(game_module(env["game"]), "PAYMENT", ())}
     varied = [{**env, name: value} for name, values in base.vary.items() for value in values]

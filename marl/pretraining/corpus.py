@@ -223,8 +223,10 @@ def scripted_chunks(
     path: tuple[int, ...],
     wanted: int,
 ) -> Iterator[list[Row]]:
-    """Plays games of scripted players as they are needed, about CHUNK rows at a time, or as few as are `wanted`.
-    `path`: place of the seed."""
+    """Yields rows of scripted games, played as they are needed: about CHUNK at a time, or as few as are `wanted`.
+
+    `path`: numbers that, with the base's seed, decide which games are drawn.
+    """
     size = len(variants[0]().possible_agents)
     for chunk in itertools.count():
         games = draw_games(base.seed, *path, chunk, count=max(min(CHUNK, wanted) // size, 1))

@@ -129,7 +129,7 @@ def _fate(board: Board, order: str) -> str:
 
 
 def shown_view(transcript: Transcript, condition: str = "") -> View:
-    """`views.game_view`, and of a game of Diplomacy its phases, with a picture of the board at the end."""
+    """Returns `views.game_view`, and for a game of Diplomacy its phases, with a picture of the board at the end."""
     view = game_view(transcript, condition)
     if not (phases := phases_of(transcript)):
         return view

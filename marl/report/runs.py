@@ -207,7 +207,7 @@ def variant_of(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def equal_compute(runs: Sequence[Run]) -> list[ArmRun]:
-    """`at_equal_compute` of these runs; empty for a single arm."""
+    """Applies `at_equal_compute` to these runs; empty for a single arm."""
     keys = [(arm_label(run, runs), run.seed) for run in runs]
     if len({arm for arm, _ in keys}) < 2:
         return []
@@ -219,7 +219,7 @@ def equal_compute(runs: Sequence[Run]) -> list[ArmRun]:
 
 
 def by_games(runs: Sequence[Run]) -> bool:
-    """True if curves can be drawn over training games; else they are over iterations."""
+    """Tells whether curves can be drawn over training games, rather than over iterations."""
     return all(run.games for run in runs)
 
 

@@ -29,7 +29,7 @@ class Reward(Protocol):
     def weight(self) -> float: ...
 
     def __call__(self, episode: Episode) -> np.ndarray:
-        """(U,) finite floats, one for each of `episode.turns`; a list will do."""
+        """Returns a finite number for each of `episode.turns`, (U,); a list will do."""
         ...
 
 

@@ -21,7 +21,7 @@ class Player(Protocol):
 
 @dataclass(frozen=True)
 class NetPlayer:
-    """Plays its proposal (`how` None), or what it plans near the anchor; None is a uniform one."""
+    """A player that plays its network's proposal (`how` None), or its plan near the anchor (None: a uniform one)."""
 
     game: Game
     net: OrderNet

@@ -160,7 +160,7 @@ def _rows(
 
 
 def _side_by_side(agent: ModelAgent, count: int, wide: bool) -> int:
-    """How many streams are read side by side, each with `count` forks."""
+    """Returns how many streams to read side by side, each with `count` forks."""
     return min(MOST_ROWS, max(ROWS, agent.engine.slots // (count + 1))) if wide else ROWS
 
 

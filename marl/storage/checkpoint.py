@@ -110,7 +110,9 @@ def listed(folder: str | Path) -> dict[str, str]:
     for name, digest in sums.items():
         plain = re.fullmatch(r"[^/\\\0:]+", name) and len(name.encode()) < 256  # a colon is a drive on Windows
         if not plain or name in (".", "..", "checksums.json") or not isinstance(digest, str):
-            raise UserError(f"{folder}: checksums.json names {name[:80]!r}, which is no file of the folder")
+            raise UserError(
+                f"{folder}: checksums.json names {name[:80]!r}, which is no file of the folder. Take a whole copy."
+            )
         if (folder / name).is_symlink():
             raise UserError(f"{folder / name} is a link. Put the file itself there.")
     return sums

@@ -113,13 +113,13 @@ class Memory:
             self.sightings[name] = Sighting(self.looks, to, ())
 
     def opened(self) -> None:
-        """Called when a discussion begins."""
+        """Takes note of a discussion. Called when it begins."""
 
     def heard(self, speaker: str, statements: Sequence[Statement]) -> None:
-        """Called when somebody else has spoken."""
+        """Takes note of what somebody else said. Called after each message."""
 
     def voted(self, tally: events.Tally) -> None:
-        """Called when a discussion is over."""
+        """Takes note of a vote. Called when a discussion is over."""
 
     def reply(self, text: str, options: Sequence[str] = ()) -> str:
         """Replies with one of the options, word for word; without options, with a message."""

@@ -90,7 +90,7 @@ def _number(word: str) -> int:
 
 
 def stated_items(message: str, counts: Triple) -> dict[int, int]:
-    """How many of an item the speaker would get, by item, of those alone that a message names."""
+    """Reads how many of an item the speaker would get, by item, for the items that a message names."""
     text = take_values(" ".join(message.lower().replace("’", "'").split()), [None, None, None])
     mentions = _mentions(_TOKEN.findall(text), counts)
     named = [(item, number, mine) for item, number, mine in mentions if item is not None]

@@ -52,17 +52,17 @@ class Table:
         self.rows = np.arange(len(states))
 
     def leader(self, power: Ints) -> Ints:
-        """Who else has the most centres, (S,)."""
+        """Finds who else has the most centres, (S,)."""
         away = (PLACES - power[:, None]) % N
         return np.where(away > 0, self.centres * N - away, -N).argmax(1)
 
     def next_alive(self, power: Ints) -> Ints:
-        """Who else has a unit, nearest round the table (S,); the power itself if nobody has."""
+        """Finds who else has a unit, nearest round the table (S,); the power itself if nobody has."""
         away = (PLACES - power[:, None]) % N
         return np.where(self.alive, np.where(away == 0, N, away), 2 * N).argmin(1)
 
     def first(self, power: Ints) -> Ints:
-        """Where its unit nearest to home is, (S,)."""
+        """Finds its unit nearest to home, (S,)."""
         return np.where(self.units == power[:, None], (PLACES - power[:, None]) % N, N).argmin(1)
 
     def goal(self, enemy: Ints, power: Ints) -> Ints:

@@ -37,7 +37,10 @@ class Baselines:
     metrics: dict[str, float] = field(default_factory=dict)
 
     def __call__(self, totals: Tensor, played: Tensor) -> tuple[Tensor, Tensor]:
-        """Baselines and the factors of advantages, both (B,), for whole returns (B,) of rows with a turn (B,) bool."""
+        """Returns baselines and the factors of advantages, both (B,).
+
+        totals: whole returns (B,). played: rows with a turn, (B,) bool.
+        """
         baselines, factors = torch.zeros_like(totals), torch.ones_like(totals)
         rows = played.nonzero()[:, 0].tolist()
         if self.name == "rae":
