@@ -95,12 +95,21 @@ def card_line(card: Mapping[str, Any], game: str = "") -> dict[str, Any]:
 
 
 def add_cards(lines: Iterable[Mapping[str, Any]], folder: Path) -> None:
-    """Writes lines into `cards.jsonl`, ordered by run. They replace earlier lines of the same runs."""
+    """Writes lines into `cards.jsonl`, ordered by run. They replace earlier lines of the same runs.
+
+    A line's name is FOLDER@COMMIT: the same command at another commit is another result.
+    """
     path = folder / CARDS
     with reading(path):
         kept = [parsed_json(line) for line in read_text(path).splitlines()] if path.exists() else []
-        by_run = {line["run"]: line for line in [*kept, *lines]}
+        by_run = {line["run"].partition("@")[0]: with_commit(line) for line in [*kept, *lines]}
     write_text(path, "".join(json.dumps(by_run[run]) + "\n" for run in sorted(by_run)))
+
+
+def with_commit(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Names a line of `cards.jsonl` by its run's folder and its commit, or commits: `NAME@COMMIT,COMMIT`."""
+    name, commit = line["run"].partition("@")[0], line.get("git_commit")
+    return {**line, "run": f"{name}@{commit.replace(' ', '')}" if commit else name}
 
 
 def in_a_name(value: Any) -> str:

@@ -7,14 +7,15 @@ with intents, trains a dialogue model for each arm (no grounding, own values, in
 and plays the same games with the planner and each of its filters switched on. Everything is kept in `cells`, so that
 the same command goes on. The models of the arm `both` make a player, `runs/intents-both-sSEED+cicero`.
 
-Writes `table.csv` and `figure.svg`, `control.csv` (generated messages that name items), `situations.csv` (messages at
-the same places under three intents), `filters-sSEED.csv` (refusals in play) and `correspondence.csv` (the tested
-messages, to be read by hand).
+Writes `table.csv`, `figure.svg`, `cards.jsonl` (a line a seed), `control.csv` (generated messages that name items),
+`situations.csv` (messages at the same places under three intents), `filters-sSEED.csv` (refusals in play) and
+`correspondence.csv` (the tested messages, to be read by hand).
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from envs.human_dond import read_split
 from experiments.launch.command import command
 from experiments.launch.terminal import say
 from experiments.setup.entrants import text_player
+from experiments.setup.select import add_cards
 from experiments.setup.spec import PlaySpec, play_spec
 from experiments.studies.cells import Workspace, begin, check_play
 from marl.agents.base import Agent
@@ -54,6 +56,7 @@ from marl.rollout.games import env_maker
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import EVALUATION, draw_games
 from marl.storage.checkpoint import copy_folder, folder_digest
+from marl.storage.folder import git_commit
 
 ABLATIONS: Mapping[str, Mapping[str, Any]] = {  # what is switched on beside the plan; `filters` off unless named
     "no intents": {},
@@ -100,7 +103,10 @@ def main(cfg: DictConfig) -> None:
     data = str(cfg.data.dond) if cfg.data.dond else stand_in(cfg, spec, place)
     found: dict[tuple[str, str], list[Interval]] = {}
     for seed in cfg.seeds:
-        for key, each in of_seed(make_models(seed, data, cfg, spec, place), cfg, spec, place).items():
+        made = make_models(seed, data, cfg, spec, place)
+        figures = of_seed(made, cfg, spec, place)
+        add_cards([card(made, figures, cfg)], place.out)
+        for key, each in figures.items():
             if key[0] != NAIVE or seed == cfg.seeds[0]:
                 found.setdefault(key, []).append(each)
         rows = [table_row(*key, each) for key, each in found.items()]  # after each seed: it may be the last one today
@@ -132,6 +138,19 @@ def of_seed(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Fi
         columns = ("place", "intent_is", "counts", "intent", "heard", "human", "message")
         write_csv(place.out / "situations.csv", columns, read_json(path))
     return {**found, **recalls, **play(made, ensemble, cfg, spec, place)}
+
+
+def card(made: Made, figures: Figures, cfg: DictConfig) -> dict[str, Any]:
+    """Returns a seed's line of `cards.jsonl`: the commit and models that made it, and its figures."""
+    models = {name: folder_digest(folder) for name, folder in made.folders.items()}
+    ends = {
+        f"{arm}: {metric}": [round(end, 4) if math.isfinite(end) else None for end in (i.mean, i.low, i.high)]
+        for (arm, metric), i in figures.items()
+    }
+    return {
+        "run": f"intents-s{made.seed}", "arm": "intents", "seeds": [made.seed], "git_commit": git_commit(),
+        "config_hash": digest(models), "command": "intents.py", "games": cfg.games, "figures": ends,
+    }  # fmt: skip
 
 
 def check(cfg: DictConfig) -> None:

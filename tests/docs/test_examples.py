@@ -47,11 +47,12 @@ def test_python_of_a_page_runs(page: Path, runs: Path, tmp_path: Path, monkeypat
         pytest.importorskip("diplomacy", reason="needs the extra `diplomacy`: pip install 'diplomacy==1.1.2'")
     monkeypatch.chdir(runs)
     monkeypatch.syspath_prepend(tmp_path)
+    names: dict[str, Any] = {"__name__": "page"}  # as one reads them: a block knows what those above it made
     for title, code in blocks(page):
         if title:
             module(title, code, tmp_path)
         else:
-            exec(code, {"__name__": "page"})
+            exec(code, names)
 
 
 def test_terms_of_the_page_are_terms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,6 +159,8 @@ def test_the_study_goes_from_dialogues_to_a_table(
     told = csv_rows(tmp_path / "out" / "situations.csv")
     assert {row["intent_is"] for row in told if row["place"] == "0"} == {"annotated", "another", "a third"}
     assert len({row["human"] for row in told if row["place"] == "0"}) == 1
+    (card,) = map(json.loads, (tmp_path / "out" / "cards.jsonl").read_text().splitlines())
+    assert card["run"].startswith("intents-s0@") and card["figures"]["all: game/score"]
     monkeypatch.setattr(intents, "controlled", None)  # nothing is generated again
     intents.main(configure("intents", *small))
     assert (tmp_path / "out" / "table.csv").read_text() == first

@@ -99,6 +99,17 @@ def test_every_listed_setting_is_one(accepted: Callable[[str], bool]) -> None:
         assert accepted(typed), typed
 
 
+def test_the_front_page_is_short() -> None:
+    assert len(FIRST[0].read_text().splitlines()) <= 120
+
+
+def test_every_figure_has_an_alternative_text() -> None:
+    for page in PAGES:
+        text = page.read_text()
+        for told in [*re.findall(r"!\[([^\]]*)\]\(", text), *re.findall(r"<img(?![^>]*alt=\"([^\"]+))", text)]:
+            assert len(told.split()) > 5, f"{page.relative_to(ROOT)}: {told}"
+
+
 def test_links_lead_to_files_and_headings() -> None:
     for page in PAGES:
         for link, heading in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):

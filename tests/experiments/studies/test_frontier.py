@@ -225,7 +225,7 @@ def test_a_whole_frontier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         for path in (tmp_path / f"runs/cells/frontier/{name}.csv" for name in ("table", "differences"))
     )
     lines = (tmp_path / "runs/cells/frontier/cards.jsonl").read_text().splitlines()
-    assert [json.loads(line)["run"] for line in lines] == [run.name, "frontier"]
+    assert [json.loads(line)["run"].partition("@")[0] for line in lines] == [run.name, "frontier"]
     same = [name for arm, name in table if arm == "run_ppo_0.1"]  # the base itself, under another name
     assert len(same) == 6 and all(float(differences["run_ppo_0.1 - anchor", name]["mean"]) == 0 for name in same)
 

@@ -1,0 +1,222 @@
+"""Every command of the front page and of docs/ is run to its end in a small form, or NOT_RUN says why it is not."""
+
+from __future__ import annotations
+
+import io
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib import import_module
+from pathlib import Path
+from socket import socket
+
+import pytest
+import uvicorn
+import yaml
+from starlette.testclient import TestClient
+
+import envs
+import marl
+from marl.agents import scripted
+from marl.common.files import csv_rows
+from tests.composing import AMONG_US, DOND, SMALL
+from tests.experiments.launch.test_pages import code
+from tests.experiments.studies.test_drift import SMALL as HUMAN
+from tests.experiments.studies.test_frontier import TEST
+from tests.experiments.test_lookahead import SMALL as LOOKAHEAD
+from tests.experiments.webapp.test_study import STUDY
+from tests.human_dialogues import ROWS, games_of, write
+from tests.marl.models import hf_tokenizer, random_lm, save
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SHELL = ("bash", "sh", "")
+
+NOT_RUN = {  # what a command begins with: why it is not run here
+    "python -m experiments.NAME": "stands for all commands",
+    "python -m experiments.gpu": "needs a GPU",
+    "python -m experiments.benchmark bench=gpu": "needs a GPU",
+    "make gpu": "needs a GPU",
+    "python -m experiments.train env=dond model=smollm2": "fetches a pretrained model from the hub",
+    "python -m experiments.evaluate 'players=[chat,": "needs an endpoint; tests/experiments/test_chat.py has one",
+    "python -m experiments.train -m sweep=dond_ablation hydra/launcher=submitit_slurm": "needs Slurm",
+    "srun ": "needs Slurm",
+    "first=$(scontrol": "needs Slurm",
+    "torchrun": "needs GPUs; tests/experiments/launch/test_processes.py runs ranks on a CPU",
+    "wandb sync": "sends runs to W&B",
+    "pip install": "fetches packages",
+    ". .venv/bin/activate": "enters an environment",
+    "export ": "sets a key",
+    "make test": "runs these tests",
+    "make docs": "runs these tests",
+    "make bench": "half an hour; `bench=quick` is run",
+    "make hostile": "minutes; tests/experiments/test_hostile.py runs a part",
+}
+MADE = {  # names that stand for one's own files, and what is in the folder below instead
+    "HOST": "localhost", "/models/NAME": "model", "runs/NAME": "runs/mine", "runs/A,": "runs/mine,",
+    "runs/B,": "runs/other,", "name=PATH": "name=model", "=DIR": "=dialogues",
+}  # fmt: skip
+FIRST = {  # what a name stands for that another command of the pages makes
+    "STUDY": "python -m experiments.lookahead", "intents-both": "python -m experiments.studies.intents data.dond=DIR",
+    "CODE": "python -m experiments.web_simulate study=my_study.yaml",
+}  # fmt: skip
+QUIET = ("progress=false", "threads=1")
+GAMES = ("device=cpu", "games=2", "concurrency=2")
+SMALLER: dict[str, tuple[str, ...]] = {
+    "evaluate": (*QUIET, *GAMES),
+    "talk": (*QUIET, *GAMES, "draws=1"),
+    "play": ("device=cpu",),
+    "studies.crossplay": (*QUIET, *GAMES),
+    "studies.conditions": (*QUIET, *GAMES),
+    "studies.drift": (*QUIET, *GAMES),
+    "lookahead": LOOKAHEAD,
+    "benchmark": ("threads=1",),
+    "web": ("device=cpu", "port=0"),
+    "web_export": ("simulated=true",),  # games of people are not there
+    "web_simulate": ("device=cpu", "people=2", "plays=2"),
+    "studies.intents": (
+        *QUIET, "device=cpu", "env.max_entries=6", "scripted_games=120", "base.epochs=1", "action_epochs=1", "epochs=1",
+        "own_epochs=1", "model.hidden_size=32", "model.layers=1", "model.intermediate_size=64", "control=20",
+        "nonsense={train: 60, val: 40, test: 40}", "games=2", "concurrency=2", "cicero.draws=3", "cicero.candidates=2",
+        "cicero.nonsense=0.3", "cicero.plan.iterations=3", "data.dond=null",  # too few dialogues here
+    ),
+}  # fmt: skip
+
+
+def typed(page: Path) -> list[str]:
+    """All lines of a page that one would type: those of shell blocks, and commands within the text."""
+    text = page.read_text().replace("\\\n", " ")
+    blocks = re.findall(r"^```(\w*)[^\n]*\n(.*?)^```", text, re.M | re.S)
+    lines = [line for kind, body in blocks if kind in SHELL for line in body.splitlines()]
+    lines += [span for span in code(text) if re.match(r"(python3?\S* |marl-|make |torchrun |wandb )", span)]
+    cleaned = (re.sub(r"(^|\s+)#.*", "", " ".join(line.split())).split(" && ")[-1] for line in lines)
+    return [line for line in dict.fromkeys(cleaned) if line and not line.startswith("python title=")]
+
+
+LINES = {line: page for page in reversed(PAGES) for line in typed(page)}  # and the first page that has it
+RUN = sorted(line for line in LINES if not line.startswith(tuple(NOT_RUN)))
+
+
+def test_each_command_is_run_or_named_with_a_reason() -> None:
+    known = ("python -m experiments.", "python experiments/results/", "marl-", "make ", "cp ")
+    assert [line for line in RUN if not line.startswith(known)] == []
+    assert [each for each in NOT_RUN if not any(line.startswith(each) for line in LINES)] == [], "no page has it"
+    assert len(RUN) > 60
+
+
+@pytest.fixture(scope="module")
+def folder(finished: Path, bases: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder to type commands in, with what the pages expect there, small, and the published data."""
+    here = tmp_path_factory.mktemp("typed")
+    crew = marl.train(*AMONG_US, "algo.iterations=1", f"runs={here}/crew", f"cache={bases}")
+    for made, names in {
+        finished: "mine other trial-full-s0-0 dond_quickstart-full-s0-0 dond_filtered_bc-filtered_bc-s0-0",
+        crew: "crew among_us_ablation-full-s27-0 among_us_quickstart-full-s100-0",
+    }.items():
+        for name in names.split():
+            shutil.copytree(made, here / "runs" / name)
+    (here / "dialogues").mkdir()
+    write(here / "dialogues", (*ROWS, *games_of(20)), test=TEST)
+    human = ("name=dond_human" if word == "name=tiny" else word for word in HUMAN)
+    marl.train(*human, f"data.dond={here}/dialogues", f"runs={here}/runs", f"cache={bases}")
+    save(here / "model", random_lm("llama", 512, 4096), hf_tokenizer())
+    shutil.copytree(ROOT / "experiments/results", here / "experiments/results")
+    (here / "conf").symlink_to(ROOT / "conf")
+    (here / "my_study.yaml").write_text(yaml.safe_dump(STUDY))
+    for page in ("term", "game"):
+        text = (ROOT / f"docs/howto/{page}.md").read_text()
+        for title, body in re.findall(r'^```\w+ title="(.+?)"\n(.*?)^```', text, re.M | re.S):
+            path = here / ("own" if "/" in title else "") / title
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(body)
+    return here
+
+
+def smaller(module: str, given: list[str], bases: Path) -> list[str]:
+    """Replaces settings of a command by such that make it small."""
+    if any(word.startswith(("data=", "data.table=", "a=")) for word in given):  # takes seconds as it stands
+        return given
+    more = [*SMALLER.get(module, ())]
+    if module == "train":
+        more = training(" ".join(given))
+    if module in ("train", "evaluate", "talk", "studies.crossplay", "play", "studies.intents"):
+        more.append(f"cache={bases}")
+    keys = {word.partition("=")[0] for word in more}
+    return [word for word in given if word.partition("=")[0] not in keys] + more
+
+
+def training(given: str) -> list[str]:
+    """Returns what makes a training run small. Of a sweep's seeds one stays, of its arms two."""
+    small = [*AMONG_US] if "among_us" in given else [*DOND]
+    if "diplomacy" in given or "colour" in given:
+        small = [*SMALL, "base.games=24", "base.tokenizer_games=20"]
+    if "model=hf" in given:
+        small = [word for word in small if not word.startswith(("model.", "base."))]
+    if "sweep=" in given or "-m " in given:
+        small += ["seed=0"] + ["ablation=full,game_only"] * ("ablation=" in given or "sweep=among_us" in given)
+    if "colour" in given:
+        small.append("hydra.searchpath=[own/conf]")
+    return [word for word in small if not word.startswith(("env=", "experiment="))] + ["algo.iterations=1"]
+
+
+def run(line: str, folder: Path, bases: Path) -> None:
+    """Runs what a page says, small, in this process. Anything but exit status 0 fails."""
+    for word, before in FIRST.items():
+        if word in line and not there(word, folder):
+            run(before, folder, bases)
+        if word in line and word.isupper():
+            line = line.replace(word, there(word, folder))
+    for name, real in MADE.items():
+        line = line.replace(name, "runs/crew" if "best_response" in line and name == "runs/NAME" else real)
+    if line.startswith("make "):
+        recipe = subprocess.run(["make", "-n", *line.split()[1:]], cwd=ROOT, capture_output=True, text=True, check=True)
+        (line,) = re.findall(r"python (-m experiments\..*)", recipe.stdout)
+        line = f"python {line}"
+    if line.startswith("marl-"):
+        scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+        line = f"python -m {scripts[line.split()[0]].partition(':')[0]} --help"
+    words = shlex.split(line)
+    if words[0] == "cp":
+        subprocess.run([*words[:2], "copied.yaml"], cwd=folder, check=True)
+    elif words[1] != "-m":
+        runpy.run_path(str(folder / words[1]), run_name="__main__")
+    else:
+        module = words[2].removeprefix("experiments.")
+        given = words[3:] if "--help" in words else smaller(module, words[3:], bases)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", [module, *given])
+            import_module(f"experiments.{module}").main()
+
+
+def there(word: str, folder: Path) -> str:
+    """What a name of FIRST stands for in this folder, or '' if it was not made yet."""
+    if word == "CODE":
+        table = folder / "runs/study-small-simulated/export/people.csv"
+        return csv_rows(table)[0]["person"] if table.exists() else ""
+    found = sorted((folder / "runs").glob({"STUDY": "lookahead/*", "intents-both": "intents-both-*"}[word]))
+    return found[0].name if found else ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", RUN, ids=lambda line: f"{LINES[line].stem} {line}")
+def test_a_command_runs(line: str, folder: Path, bases: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "env=diplomacy" in line or "sweep=diplomacy" in line:
+        pytest.importorskip("diplomacy", reason="needs the extra `diplomacy`: pip install 'diplomacy==1.1.2'")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "stdin", io.StringIO())  # who plays stops at once
+    monkeypatch.setattr(uvicorn.Server, "run", answered)
+    for package in (envs, scripted):
+        own = folder / "own" / package.__name__.replace(".", "/")
+        monkeypatch.setattr(package, "__path__", [*package.__path__, str(own)])
+    run(line, folder, bases)
+
+
+def answered(server: uvicorn.Server, sockets: list[socket]) -> None:
+    """Asks for a page and stops, in place of serving until somebody stops it."""
+    with TestClient(server.config.app) as browser:
+        assert browser.get("/").status_code in (200, 401)

@@ -1,0 +1,53 @@
+"""Published results: one page in one form, and cards whose names mean one result each."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.setup.select import CARDS, add_cards
+
+RESULTS = Path(__file__).parents[2] / "experiments" / "results"
+PAGES = sorted(RESULTS.glob("*/README.md"))
+NO_FIGURE = ("among_us_vote", "expected")  # nothing was run yet; nothing but bands of other tables
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
+def test_a_page_of_results_has_one_screen(page: Path) -> None:
+    """Question, answer, one figure, one table of at most eight rows, the command, at most five doubts, a link."""
+    text = page.read_text()
+    lines = text.splitlines()
+    assert len(lines) <= 42 and len(text.split()) <= 500
+    assert re.match(r"# .+\n\n\*[^*]+\?\*", text), "no question"
+    figures = re.findall(r"^!\[(.*)\]\((.*)\)$", text, re.M)
+    assert len(figures) == (page.parent.name not in NO_FIGURE)
+    for told, figure in figures:
+        assert len(told.split()) > 5 and (page.parent / figure).is_file()
+    rows = [line for line in lines if line.startswith("| ") or line.startswith("|---")]
+    assert sum(line.startswith("|---") for line in rows) == 1 and len(rows) - 2 <= 8
+    assert text.count("```") == 2 and "\npython -m experiments." in text, "one block with the command"
+    doubts = text[text.index("\n## ") :]
+    assert doubts.count("\n## ") == 1 and 1 <= len(re.findall(r"^- ", doubts, re.M)) <= 5
+    assert lines[-1].startswith("[Notes](notes.md): ") and (page.parent / "notes.md").is_file()
+
+
+def cards(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_the_name_of_a_card_means_one_result() -> None:
+    """Over all tables: what has the same name was made by the same commit, settings and seeds, and won the same."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(RESULTS.rglob(CARDS)):
+        for card in cards(path):
+            assert found.setdefault(card["run"], card) == card, (path, card["run"])
+            assert card["run"].partition("@")[2] == card.get("git_commit", "").replace(" ", ""), (path, card["run"])
+    assert len(found) > 200
+
+
+def test_a_card_is_named_by_its_commit_and_replaces_that_of_an_earlier_one(tmp_path: Path) -> None:
+    add_cards([{"run": "b", "git_commit": "1111"}, {"run": "base"}], tmp_path)
+    add_cards([{"run": "b", "git_commit": "2222, 3333"}, {"run": "a", "git_commit": "2222"}], tmp_path)
+    assert [card["run"] for card in cards(tmp_path / CARDS)] == ["a@2222", "b@2222,3333", "base"]
