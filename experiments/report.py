@@ -61,6 +61,7 @@ PROFILED = {
     "diplomacy": ("game/score", "belief/last_log_loss", "speech/belief_change"),
 }
 RATED = ("rating", "score/1v6", "score/population")  # of a population of players
+RATED_TWO = ("rating", "score/1v1", "score/population")
 TALK = ("talk/said", "talk/heard", "talk/vote_credit/silence")  # of comparison=among_us_talk: said, heard, acted on
 DRAWN = {
     "dond": ("game/score", "belief/gain_over_prior"),
@@ -263,7 +264,7 @@ def drawn_by_a_study(folder: Path) -> Callable[[Path], None] | None:
         from experiments.studies import intents  # heavy, and needed here alone
 
         return partial(intents.draw, rows)
-    metrics = next((each for each in (RATED, TALK) if there.issuperset(each)), None)
+    metrics = next((each for each in (RATED, RATED_TWO, TALK) if there.issuperset(each)), None)
     return partial(ablation_figure, rows, metrics) if metrics else None
 
 
