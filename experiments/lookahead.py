@@ -1,10 +1,11 @@
-"""Trains players of `pure` Diplomacy who plan one step ahead, and rates them: `python -m experiments.lookahead`.
+"""Trains players of Diplomacy who plan one step ahead, and rates them: `python -m experiments.lookahead`.
 
 An imitation of scripted players is the anchor. From it, or from nothing, arms learn by self-play in which all plan:
 DORA, DNVI-NPU and RL-DiL-piKL, which differ in settings alone. Then all play: one among six, six against one, and in a
 population of everybody. Everything is kept as soon as it is there, and the same command goes on; several share the
 work. Written: `table.csv`, `figure.svg`, `training.csv.gz`, `games.csv.gz`, and with `plane.games` above 0 `plane.csv`
-and `plane.svg` (`studies/plane.py`). Left out: press, other maps, and choices in retreats.
+and `plane.svg` (`studies/plane.py`), on a map for two (`board=france_austria`) `pairs.csv`: everybody against
+everybody. Left out: press, the map for seven, convoys, and choices in retreats.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +25,16 @@ from experiments.launch.command import command
 from experiments.launch.terminal import Bar, say
 from experiments.setup.config import make
 from experiments.setup.devices import set_threads
-from experiments.setup.lookahead import ANCHOR, SCRIPTED, SETTINGS, Plane, Study
+from experiments.setup.lookahead import ANCHOR, SCRIPTED, SETTINGS, Plane, Study, scripted_of
 from experiments.setup.select import add_cards
 from experiments.studies import plane
 from experiments.studies.cells import compute
-from marl.agents.scripted.pure import Population
 from marl.algorithms.lookahead import Data, Learner, load, regress, save, train_lookahead
-from marl.common.errors import UserError, check_writable
+from marl.common.errors import check_writable
 from marl.common.files import digest, read_json, write_json
-from marl.metrics.ratings import RATED, elo, table_ratings
+from marl.metrics.ratings import RATED, RATED_TWO, elo, table_ratings
 from marl.metrics.stats import Metrics, bootstrap_mean
-from marl.metrics.tables import ArmRun, ablation_table, figures_by_arm, format_table, write_csv, write_table
+from marl.metrics.tables import ArmRun, TableRow, ablation_table, figures_by_arm, format_table, write_csv, write_table
 from marl.report.figures import ablation_figure
 from marl.rollout.positions import play
 from marl.storage.folder import git_commit
@@ -80,7 +81,9 @@ def main(cfg: DictConfig) -> None:
     metrics = list(dict.fromkeys(metric for run in runs for metric in run.metrics))
     rows = [row for m in metrics for row in ablation_table([run for run in runs if m in run.metrics], [m])]
     write_table(out / "table.csv", rows)
-    ablation_figure(rows, RATED, out / "figure.svg")
+    ablation_figure(rows, RATED if study.game.players > 2 else RATED_TWO, out / "figure.svg")
+    if study.game.players == 2:
+        write_table(out / "pairs.csv", pairs_of(study, played))
     curves = [
         (name, seed, i + 1, *line)
         for path, (name, seed) in arms.items()
@@ -107,11 +110,6 @@ def main(cfg: DictConfig) -> None:
 def study_of(cfg: DictConfig) -> Study:
     """Reads the settings. UserError for values that make no study, before anything is computed."""
     plain: Any = OmegaConf.to_container(cfg, resolve=True)
-    if plain["map_name"] != "pure":
-        raise UserError(
-            f"map_name={plain['map_name']}: players who plan are built for pure alone. Another map needs its "
-            "positions, orders and adjudication as arrays first, as envs/diplomacy/pure.py has them"
-        )
     return Study.of(plain, plain["seeds"], out=Path(cfg.out))
 
 
@@ -120,7 +118,7 @@ def imitate(study: Study, seed: int, bar: Bar, number: str) -> dict[str, Any]:
     rng = np.random.default_rng([seed, 0])
     config, game = study.anchor, study.game
     seats = np.zeros((study.anchor_games, game.players), np.int64)
-    played = play(game, [Population(game)], seats, rng)
+    played = play(game, [scripted_of(game)], seats, rng)
     data = Data(played.states, played.orders, played.scores[played.game])
     learner, lines = Learner(game, study.net(seed), config), []
     bar.stage(f"anchor {number}", config.updates)
@@ -182,10 +180,12 @@ class Table:
 
 def tables_of(study: Study) -> list[Table]:
     """All games to play: everybody as one among six, and as six, with the anchor; the same of those who learned with
-    the scripted; and a population."""
+    the scripted; and a population. On a map for two everybody plays everybody."""
     pairs = [(name, ANCHOR) for name in study.names if name != ANCHOR]
     pairs += [(name, SCRIPTED) for name in (ANCHOR, *study.arms)]
     pairs = list(dict.fromkeys([*pairs, *((other, name) for name, other in pairs)]))
+    if study.game.players == 2:
+        pairs = list(combinations(study.names, 2))
     wanted = [(None, None, study.games["population"]), *((one, six, study.games["one"]) for one, six in pairs)]
     return [
         Table(seed, min(AT_ONCE, count - start), one, six, start // AT_ONCE)
@@ -218,20 +218,41 @@ def measure(study: Study, seed: int, played: Sequence[tuple[Table, Mapping[str, 
     seats, scores = ([row for each in mixed for row in each[key]] for key in ("seats", "scores"))
     for name, rating in table_ratings(seats, np.array(scores), rng).items():
         found[name]["rating"] = elo(rating)
+    kinds = [(f"score/1v{len(seats[0]) - 1}", False), (f"score/{len(seats[0]) - 1}v1", True)]
     for name, figures in found.items():
         here = [(g, s) for g, row in enumerate(seats) for seat, s in zip(row, scores[g], strict=True) if seat == name]
         games, values = zip(*here, strict=True)
         figures["score/population"] = bootstrap_mean(values, games, rng=rng)
         for other, suffix in ((ANCHOR, ""), (SCRIPTED, "/scripted")):
-            for one, six, metric in ((name, other, "score/1v6"), (other, name, "score/6v1")):
-                parts = [each for table, each in own if (table.one, table.others) == (one, six)]
-                of_one = [
-                    s for each in parts for row, line in zip(each["seats"], each["scores"], strict=True)
-                    for seat, s in zip(row, line, strict=True) if seat == one
-                ]  # fmt: skip
-                if of_one:
+            for metric, six in kinds[: study.game.players - 1]:
+                one = other if six else name
+                if of_one := scores_of(own, one, name if six else other):
                     figures[metric + suffix] = bootstrap_mean(of_one, rng=rng)
     return found
+
+
+def scores_of(played: Sequence[tuple[Table, Mapping[str, Any]]], one: str, others: str) -> list[float]:
+    """Scores of one player among others of one name; of two players whoever is called the one."""
+    return [
+        s for table, each in played
+        if (table.one, table.others) == (one, others)
+        or (len(each["seats"][0]) == 2 and (table.others, table.one) == (one, others))
+        for row, line in zip(each["seats"], each["scores"], strict=True)
+        for seat, s in zip(row, line, strict=True) if seat == one
+    ]  # fmt: skip
+
+
+def pairs_of(study: Study, played: Sequence[tuple[Table, Mapping[str, Any]]]) -> list[TableRow]:
+    """Everybody's score against everybody, seed by seed resampled by game; of one seed the interval is over games."""
+    runs = []
+    for seed in study.seeds:
+        rng, own = np.random.default_rng(seed), [each for each in played if each[0].seed == seed]
+        for name in study.names:
+            found = {other: scores_of(own, name, other) for other in study.names if other != name}
+            against = {f"score/against/{other}": bootstrap_mean(s, rng=rng) for other, s in found.items()}
+            runs.append(ArmRun(name, seed, against))
+    metrics = list(dict.fromkeys(metric for run in runs for metric in run.metrics))
+    return [row for m in metrics for row in ablation_table([run for run in runs if m in run.metrics], [m])]
 
 
 def card(study: Study, run: ArmRun, kept: Mapping[str, Any]) -> dict[str, Any]:

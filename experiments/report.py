@@ -25,7 +25,7 @@ from experiments.setup.select import in_a_name, selected, write_cards
 from marl.common.errors import UserError, check_writable
 from marl.common.files import csv_rows, joined_name, reading
 from marl.metrics.compute import GAMES, PASSES
-from marl.metrics.ratings import RATED
+from marl.metrics.ratings import RATED, RATED_TWO
 from marl.metrics.stats import Interval
 from marl.metrics.tables import (
     ArmRun,
@@ -263,7 +263,7 @@ def drawn_by_a_study(folder: Path) -> Callable[[Path], None] | None:
         from experiments.studies import intents  # heavy, and needed here alone
 
         return partial(intents.draw, rows)
-    metrics = next((each for each in (RATED, TALK) if there.issuperset(each)), None)
+    metrics = next((each for each in (RATED, RATED_TWO, TALK) if there.issuperset(each)), None)
     return partial(ablation_figure, rows, metrics) if metrics else None
 
 

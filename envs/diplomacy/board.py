@@ -303,6 +303,29 @@ class Board:
         return str(self._game.render(incl_orders=False, incl_abbrev=True))
 
 
+@dataclass(frozen=True)
+class Geography:
+    """What a map is made of. Locations are provinces, and coasts as SPA/NC."""
+
+    powers: tuple[str, ...]  # in alphabetical order
+    locations: tuple[str, ...]
+    ways: dict[str, tuple[tuple[str, str], ...]]  # A, F -> from where to where one may move, without convoys
+    units: dict[str, tuple[str, ...]]  # at the start
+    homes: dict[str, tuple[str, ...]]  # centres at the start
+    centres: tuple[str, ...]
+
+
+def geography(map_name: str) -> Geography:
+    """Reads a map of the package."""
+    board = Board(map_name)
+    known = board._game.map
+    found = sorted({loc.upper() for loc in known.locs if known.area_type(loc) != "SHUT"})
+    ways = {
+        kind: tuple((here, to) for here in found for to in found if known.abuts(kind, here, "-", to)) for kind in "AF"
+    }
+    return Geography(board.powers, tuple(found), ways, board.units(), board.owned(), board.centre_names)
+
+
 def load_package() -> Any:
     """The package. Raises ImportError, with a sentence, if it isn't there or is of another version."""
     try:

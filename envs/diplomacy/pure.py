@@ -16,9 +16,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-Small = NDArray[np.int8]
-Bools = NDArray[np.bool_]
-Floats = NDArray[np.float64]
+from envs.diplomacy.adjudication import Bools, Floats, Small, adjudicate, any_of, find
 
 POWERS = ("AUSTRIA", "ENGLAND", "FRANCE", "GERMANY", "ITALY", "RUSSIA", "TURKEY")
 HOMES = ("VIE", "LON", "PAR", "BER", "ROM", "MOS", "CON")  # province p is the home of power p
@@ -67,11 +65,11 @@ class Pure:
         return here[:, :, None] & (own | (helps & here[:, FROM][:, None, :]))
 
     def over(self, states: Small) -> Bools:
-        return (states[:, YEAR] >= self.years) | (_count(states[:, N : 2 * N].T).max(0) >= WIN)
+        return (states[:, YEAR] >= self.years) | (count(states[:, N : 2 * N].T).max(0) >= WIN)
 
     def scores(self, states: Small) -> Floats:
         """(B, N): 1 for a solo, else squared centres over their sum."""
-        centres = _count(states[:, N : 2 * N].T).T.astype(float)
+        centres = count(states[:, N : 2 * N].T).T.astype(float)
         solo = centres.max(1, keepdims=True) >= WIN
         return np.where(solo, centres >= WIN, centres**2 / (centres**2).sum(1, keepdims=True))
 
@@ -108,11 +106,11 @@ class Pure:
         places, fall = PLACES[:, None], columns[SEASON] == 1
         moves = (units >= 0) & (FROM[codes] == places) & (TO[codes] != places)
         goes = moves & (TO[codes] == PLACES[:, None, None])  # (to, from, B)
-        won = _adjudicate(units, codes)
+        won = adjudicate(units, FROM[codes], TO[codes], places)
 
         # Who was attacked by whom: where its unit stood, or in its centre. Of several the last province counts.
-        owners = np.where(_any(goes, owned >= 0), _find(goes, owned), -1)
-        stood = np.where(_any(goes, units >= 0), _find(goes, units), -1)
+        owners = np.where(any_of(goes, owned >= 0), find(goes, owned), -1)
+        stood = np.where(any_of(goes, units >= 0), find(goes, units), -1)
         for p in range(N):
             for victim in (stood[p], owners[p]):
                 blamed = np.where((victim == places) & (victim != units[p]), units[p], blamed)
@@ -129,7 +127,7 @@ class Pure:
 
         # A fall's end: centres change hands, and homes build.
         holds = np.where(fall & (after >= 0), after, owned)
-        builds = fall & (after < 0) & (holds == places) & (_count(holds) > _count(after))
+        builds = fall & (after < 0) & (holds == places) & (count(holds) > count(after))
         after = np.where(builds, places, after)
         rows = [after, holds, blamed, ~fall[None], columns[YEAR] + fall[None]]
         return np.ascontiguousarray(np.concatenate(rows, dtype=np.int8, casting="unsafe").T)
@@ -157,71 +155,6 @@ def _retreat(after: Small, units: Small, owned: Small, fled: Bools, origin: Smal
     return after
 
 
-def adjudicate(units: Small, orders: Small) -> Bools:
-    """Returns the moves that succeed, (B, N) by the province that they leave.
-
-    `units`: who is where; `orders`: codes of units. Bounds on all strengths are narrowed until every move is decided;
-    of moves in a circle, which alone stay open, all succeed. Source: Kruijswijk, "The math of adjudication".
-    """
-    return _adjudicate(np.ascontiguousarray(units.T), np.ascontiguousarray(orders.T)).T
-
-
-def _adjudicate(units: Small, orders: Small) -> Bools:
-    """Adjudicates as `adjudicate` does, with axes (N, B)."""
-    here, places = units >= 0, PLACES[:, None]
-    source, goal = FROM[orders], TO[orders]
-    moves = here & (source == places) & (goal != places)
-    to = np.where(moves, goal, places)
-    at = to == PLACES[:, None, None]  # (q, p, B): p stands or moves into q
-    helps = (source[:, None] == places) & here[:, None]  # (p, q, B): p's order is about q's unit
-    # Supports, and what surely cuts them: an attack by another power from anywhere but where support is directed.
-    supports = here & (source != places) & (_find(helps.swapaxes(0, 1), to) == goal) & _any(helps.swapaxes(0, 1), here)
-    foreign = at & moves & (units != units[:, None])  # (at, from, B)
-    directed = goal[:, None] == places  # (p, q, B)
-    supports &= ~(foreign & ~directed).any(1)
-    threatened = supports & (foreign & directed).any(1)
-    against = np.where(_any(at, here), _find(at, units), -1)  # who stands where a unit moves to
-    counts = helps & (units[:, None] != against)  # nobody helps to dislodge a unit of his own
-    empty, kin, mover = against < 0, against == units, _any(at, moves)
-    facing = moves & mover & (_find(at, to) == places)  # head to head
-    rivals = (to[:, None] == to) & moves[:, None] & moves & ~np.eye(N, dtype=np.bool_)[..., None]
-
-    won, lost = np.zeros_like(moves), ~moves
-    while True:
-        # Support that is attacked from where it is directed is cut if that attack dislodges the supporter.
-        sure = supports & ~(threatened & ~(directed & lost).any(1))
-        maybe = supports & ~(threatened & (directed & won).any(1))
-        low, high, low_in, high_in = (
-            1 + (given[:, None] & about).sum(0, dtype=np.int8) for about in (helps, counts) for given in (sure, maybe)
-        )
-        goes, stays = _any(at, won), _any(at, lost)
-        attack_low = np.where(empty | (goes & ~facing), low, np.where(kin, 0, low_in))
-        attack_high = np.where(empty | ~(stays | facing), high, np.where(kin, 0, high_in))
-        hold_low = np.where(mover & ~facing, stays, _find(at, low))
-        hold_high = np.where(mover & ~facing, ~goes, _find(at, high))
-        # A unit that is dislodged from where it moves to prevents nothing there.
-        rival_low = (rivals * np.where(facing & ~stays, 0, low)[:, None]).max(0)
-        rival_high = (rivals * np.where(facing & goes, 0, high)[:, None]).max(0)
-        wins = moves & (attack_low > np.where(empty, 0, hold_high)) & (attack_low > rival_high)
-        fails = moves & ((attack_high <= np.where(empty, 0, hold_low)) | (attack_high <= rival_low))
-        undecided = ~(won | lost | wins | fails)
-        if not undecided.any():
-            return won | wins
-        stuck = ~((wins & ~won) | (fails & ~lost)).any(0)
-        won |= wins | (undecided & stuck)
-        lost |= fails
-
-
-def _any(where: Bools, flags: Bools) -> Bools:
-    """(N, B): for each column of `where` (N, N, B), if a flag of its marked rows (N, B) is set."""
-    return np.bitwise_or.reduce(where & flags[:, None], axis=0)
-
-
-def _find(where: Bools, values: Small) -> Small:
-    """(N, B): for each column of `where` (N, N, B), the value (N, B) of its one marked row."""
-    return np.add.reduce(where * values[:, None], axis=0, dtype=np.int8)
-
-
-def _count(owners: Small) -> Small:
+def count(owners: Small) -> Small:
     """(power, B): how many of the (N, B) each power has."""
     return (owners == PLACES[:, None, None]).sum(1, dtype=np.int8)

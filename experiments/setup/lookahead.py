@@ -1,4 +1,4 @@
-"""The study of players who plan in `pure` Diplomacy: its settings, checked, and its players by name."""
+"""The study of players who plan in Diplomacy as arrays: its settings, checked, and its players by name."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from envs.diplomacy.duel import MAPS, Duel
 from envs.diplomacy.pure import WIN, Pure, Small
 from experiments.setup.config import make
 from marl.agents.pure import PurePlayer
+from marl.agents.scripted.duel import DuelPopulation
 from marl.agents.scripted.pure import Population
 from marl.agents.text import TextAgent
 from marl.algorithms.lookahead import Learner, LookaheadConfig, load
@@ -24,6 +26,7 @@ from marl.rollout.positions import NetPlayer, Player
 from marl.storage.checkpoint import folder_digest
 
 SCRIPTED, ANCHOR = "scripted", "SL"  # players that are always there
+PURE = "pure"
 STARTS = ("nothing", "anchor")
 FORMAT = 1  # of what is kept; raised where the same settings come to something else
 SETTINGS = "settings.json"  # in a study's folder: what its players are made of
@@ -65,7 +68,7 @@ class Plane:
 class Study:
     """All settings, checked."""
 
-    game: Pure
+    game: Pure | Duel
     seeds: Sequence[int]
     width: int
     anchor: LookaheadConfig
@@ -84,6 +87,13 @@ class Study:
         """Reads plain settings. `folder`: the study's; None: one in `out`, named after the settings. UserError for
         values that make no study."""
         own = {name: plain[name] for name in OWN}
+        map_name = plain.get("map_name", PURE)
+        if map_name not in (PURE, *MAPS):
+            raise UserError(
+                f"map_name={map_name}: players who plan need a map as arrays. Take one of {', '.join((PURE, *MAPS))}"
+            )
+        if map_name != PURE:
+            own = {"map_name": map_name, **own}
         for name in ("years", "width", "every"):
             check_count(own[name], name)
         if own["years"] > 100:
@@ -105,7 +115,7 @@ class Study:
                 raise UserError(f"arms.{name}.start={arm.start}: must be one of {', '.join(STARTS)}")
         anchor = {name: value for name, value in own["anchor"].items() if name != "games"}
         study = Study(
-            Pure(own["years"]), seeds, own["width"],
+            game_of(map_name, own["years"]), seeds, own["width"],
             make(LookaheadConfig, {**anchor, "iterations": 1, "games": 1, "proposal_weight": 1.0}, "anchor"),
             own["anchor"]["games"], make(LookaheadConfig, own["train"], "train"), own["every"], arms, bots,
             own["search"], own["games"], folder or Path(out or ".") / digest({**own, "format": FORMAT}), own,
@@ -143,7 +153,7 @@ class Study:
 
     def player(self, name: str, seed: int) -> Player:
         """A player of positions, by name."""
-        return Population(self.game) if name == SCRIPTED else self.net_player(name, seed)
+        return scripted_of(self.game) if name == SCRIPTED else self.net_player(name, seed)
 
     def net_player(self, name: str, seed: int) -> NetPlayer:
         """A player with networks, by name."""
@@ -152,6 +162,19 @@ class Study:
             return NetPlayer(self.game, anchor)
         net = self.trained(name, seed) if name in self.arms else anchor
         return NetPlayer(self.game, net, self.how(name), anchor if self.planners[name].anchored else None)
+
+
+def game_of(map_name: str, years: int) -> Pure | Duel:
+    """A map as arrays. UserError where it needs the package of the game, and that is missing."""
+    try:
+        return Pure(years) if map_name == PURE else Duel(map_name, years)
+    except ImportError as error:
+        raise UserError(str(error)) from error
+
+
+def scripted_of(game: Pure | Duel) -> Population | DuelPopulation:
+    """The scripted population of a map."""
+    return Population(game) if isinstance(game, Pure) else DuelPopulation(game)
 
 
 # --- In the game's texts ----------------------------------------------------------------------------------------------
@@ -170,7 +193,10 @@ def check_planner(name: str, env: Mapping[str, Any]) -> tuple[Study, str, int]:
     for setting, known in (("game", ("diplomacy",)), ("map_name", ("pure",)), ("win_centres", (WIN, None))):
         if (given := env.get(setting, known[0])) not in known:
             raise UserError(f"{name} plays pure Diplomacy alone, and env.{setting}={given}. Seat another player")
-    return _found(name)
+    study, called, seed = _found(name)
+    if not isinstance(study.game, Pure):
+        raise UserError(f"{name} plays {study.settings['map_name']} among its like alone. Take a player of pure")
+    return study, called, seed
 
 
 def planner_agent(name: str, env: Mapping[str, Any]) -> TextAgent:

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from experiments.launch.terminal import Bar
 from experiments.setup.config import make
-from experiments.setup.lookahead import ANCHOR, SCRIPTED, Plane, Study
-from marl.agents.scripted.pure import Population
+from experiments.setup.lookahead import ANCHOR, SCRIPTED, Plane, Study, scripted_of
 from marl.common.errors import UserError
 from marl.common.files import read_json
 from marl.metrics.stats import Metrics, bootstrap_mean
@@ -80,7 +79,7 @@ def measure(study: Study, grid: Plane, point: Point, bar: Bar, number: str) -> d
         scores[name] = found[seats == 1].round(6).tolist()
 
     rng = np.random.default_rng([point.seed, RANDOM, 2])
-    played = play(game, [Population(game)], np.zeros((grid.positions, n), np.int64), rng)
+    played = play(game, [scripted_of(game)], np.zeros((grid.positions, n), np.int64), rng)
     rows = rng.choice(len(played.states), grid.positions, replace=False)
     states, orders = played.states[rows], played.orders[rows]
     assert player.how is not None

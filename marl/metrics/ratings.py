@@ -18,6 +18,7 @@ DRAWS, STEPS = 500, 50  # of the bootstrap; of Newton's method at most
 FIRST = "first side"  # what the first side is worth, whoever plays it
 ELO = 400 / math.log(10)  # Elo points of one unit
 RATED = ("rating", "score/1v6", "score/population")  # metrics of a population of players
+RATED_TWO = ("rating", "score/1v1", "score/population")  # of a game for two
 
 
 class Match(NamedTuple):

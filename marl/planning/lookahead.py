@@ -131,16 +131,30 @@ def search(
         tau = odds / np.maximum(odds.sum(-1, keepdims=True), 1e-300)
     where = np.nonzero(exists)  # (game, player, candidate) of each leaf
 
+    def worth(before: States, orders: Orders) -> Floats:
+        after = game.step(before, orders)
+        found = net.expected(game.features(after))
+        ended = game.over(after)
+        found[ended] = game.scores(after[ended])
+        return found  # (leaves, n)
+
     def utilities(drawn: Ints) -> Floats:
         joint = np.take_along_axis(found, drawn[..., None, None], axis=2)[:, :, 0].max(1)  # (S, L)
         games, players, _ = where
-        after = game.step(states[games], np.where(own[games, players], found[where], joint[games]))
-        worth = net.expected(game.features(after))
-        ended = game.over(after)
-        worth[ended] = game.scores(after[ended])
         earned = np.zeros(exists.shape)
-        earned[where] = worth[np.arange(len(games)), players]
+        orders = np.where(own[games, players], found[where], joint[games])
+        earned[where] = worth(states[games], orders)[np.arange(len(games)), players]
         return earned
+
+    if game.players == 2 and exists.shape[-1] < 2 * how.iterations:  # each pair of actions once is less
+        pairs = np.nonzero(exists[:, 0, :, None] & exists[:, 1, None, :])  # (game, first's, second's)
+        payoffs = np.zeros((*exists.shape[::2], exists.shape[-1], 2))  # (S, A, A, 2)
+        games, first, second = pairs
+        payoffs[pairs] = worth(states[games], np.maximum(found[games, 0, first], found[games, 1, second]))
+
+        def utilities(drawn: Ints) -> Floats:
+            each = np.arange(len(drawn))
+            return np.stack([payoffs[each, :, drawn[:, 1], 0], payoffs[each, drawn[:, 0], :, 1]], axis=1)
 
     return Lookahead(found, solve_stage(utilities, tau, exists, how.settings, rng, how.solver))
 

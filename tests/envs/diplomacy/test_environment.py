@@ -263,7 +263,12 @@ def test_the_dead_are_not_written_to_and_wait() -> None:
         assert observations["player_1"]["turn"] == TurnKind.WAIT
         assert all("GERMANY" not in seen["options"] for seen in observations.values())
         acts = {a: seen["options"][0] if seen["options"] else "" for a, seen in observations.items()}
+        to_the_dead = [a for a, seen in observations.items() if NOBODY in seen["options"]]
+        acts |= dict.fromkeys(to_the_dead, "GERMANY")
         observations, rewards, _, _, infos = env.step(acts)
+        for agent in to_the_dead:
+            assert infos[agent]["error"].startswith("'GERMANY' is none of the options (")
+            assert infos[agent]["error"].endswith("Nobody is written to.") and "error" in observations[agent]["text"]
     assert rewards["player_1"] == 0 and "over centres 0" in observations["player_1"]["text"]
     assert infos["player_1"]["outcome"]["centres"]["player_0"] == 2
 
@@ -280,6 +285,28 @@ def test_long_messages_are_cut_and_lines_are_joined() -> None:
     assert said == "hello spri" and text[first:last].replace("\n", " ") == said
     assert observations[listener]["text"] == f"{env.facts['powers'][speaker]}: hello spri\n"
     assert observations[speaker]["text"] == "cut 10\n"
+
+
+def test_in_each_round_everybody_writes_once_and_is_read_before_the_next() -> None:
+    env, observations, _ = start(years=1, press="private", rounds=3)
+    powers, heard, spoke = env.facts["powers"], [], []
+    while env.board.phase == "S1901M" and not any(s["turn"] == TurnKind.CHOOSE and NOBODY not in s["options"]
+                                                  for s in observations.values()):  # fmt: skip
+        acts = {}
+        for agent, seen in observations.items():
+            heard += [(agent, line) for line in seen["text"].splitlines() if "says" in line]
+            if NOBODY in seen["options"]:
+                acts[agent] = seen["options"][len(spoke) // 7]  # another one in each round
+                spoke.append((powers[agent], acts[agent]))
+            elif seen["turn"]:
+                assert len(heard) == len(spoke) - 1  # what was said before was read
+                acts[agent] = f"{powers[agent]} says {len(spoke)} {END}"
+        observations, *_ = env.step(acts)
+    agents = {power: agent for agent, power in powers.items()}
+    for first in (0, 7, 14):
+        assert sorted(power for power, _ in spoke[first : first + 7]) == sorted(POWERS)
+    assert len(spoke) == 21 and spoke[:7] != spoke[7:14]
+    assert heard == [(agents[to], f"{power}: {power} says {n}") for n, (power, to) in enumerate(spoke, 1)]
 
 
 # --- Leaks: only the addressee reads a message ------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import importlib.util
 import numpy as np
 import pytest
 
+from envs.diplomacy.adjudication import adjudicate
 from envs.diplomacy.pure import (
     CODES,
     FROM,
@@ -18,7 +19,6 @@ from envs.diplomacy.pure import (
     N,
     Pure,
     Small,
-    adjudicate,
     order_text,
 )  # fmt: skip
 
@@ -56,7 +56,8 @@ def of(powers: str, *orders: str) -> tuple[list[bool], list[int]]:
         codes[0, HOMES.index(each.split()[0])] = order(each)
     states = GAME.start(1)
     states[:, :N] = units
-    return adjudicate(units, codes)[0].tolist(), GAME.step(states, codes)[0, :N].tolist()
+    won = adjudicate(units.T, FROM[codes].T, TO[codes].T, PLACES[:, None])[:, 0]
+    return won.tolist(), GAME.step(states, codes)[0, :N].tolist()
 
 
 def test_orders_and_first_position() -> None:
