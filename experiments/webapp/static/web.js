@@ -77,8 +77,8 @@ const again = document.getElementById("again"); // a place in the queue
 if (again) setTimeout(() => again.requestSubmit(), 4000);
 
 const curves = document.getElementById("curves");
-if (curves) setInterval(async () => {
-  if (document.hidden || curves.querySelector(".state").dataset.state !== "training") return;
+if (curves) setInterval(async () => { // also of a run that is new, or silent for long: it may go on
+  if (document.hidden || curves.querySelector(".state").dataset.state === "finished") return;
   const answer = await fetch(curves.dataset.curves).catch(() => null);
   if (answer && answer.ok) curves.innerHTML = await answer.text();
 }, 5000);
