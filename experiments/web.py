@@ -136,6 +136,8 @@ def site(cfg: DictConfig) -> tuple[Any, Any, Any]:
         store.close()
         raise
     engine.start()
+    while engine.alive and not engine.resumed.wait(0.1):
+        pass  # whoever comes before the games are taken up again waits, and sees no empty one
 
     def shut() -> None:
         engine.shut()

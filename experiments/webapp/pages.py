@@ -264,7 +264,7 @@ class Site:
         """The table alone, for the script: a stream of server-sent events, one for each change until it is the
         person's turn."""
         self.own(request, person)
-        since = request.query_params.get("since", "")
+        since = request.headers.get("last-event-id") or request.query_params.get("since", "")  # the first: reconnected
         known = int(since) if since.isdecimal() and len(since) < 9 else -1
         stream = self.changes(request, person, known)
         return StreamingResponse(stream, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
@@ -280,7 +280,7 @@ class Site:
                 return
             if sight.version != known:
                 known = sight.version
-                yield f"data: {json.dumps(bytes(self.shown('table.html', sight).body).decode())}\n\n"
+                yield f"id: {known}\ndata: {json.dumps(bytes(self.shown('table.html', sight).body).decode())}\n\n"
                 if sight.state != "waiting":
                     return
             await asyncio.sleep(0.02)

@@ -58,7 +58,10 @@ async function send(event) {
     const answer = await fetch(event.target.action, { method: "POST", body, headers: { "x-script": "1" } });
     if (answer.ok || answer.status === 400) show(await answer.text(), answer.ok);
     else { alert(await answer.text()); location.reload(); }
-  } catch { location.reload(); }
+  } catch { // the page stays, and goes on once the server is back
+    for (const button of table.querySelectorAll("button")) button.disabled = false;
+    alert("The server does not answer. Wait a moment, then try again.");
+  }
 }
 
 function wait(version) {

@@ -203,8 +203,11 @@ def test_a_restart_goes_on_where_the_game_was(game: str, opponent: str, tmp_path
         page.browser = browser()
         page.browser.cookies = cookies
         page.load()
-        page.settle()
-        assert page.text == before  # word for word
+        assert page.text == before  # word for word, and never an empty table first
+        last = re.findall(r'data-version="(\d+)"', before)[0]
+        again = page.browser.get(f"{page.address}/live?since=0", headers={"last-event-id": str(int(last) - 1)})
+        (event,) = re.findall(r"^id: (\d+)$", again.text, re.M)  # a page left open is told where the game is
+        assert event == last
         page.finish()
         assert page.state == "over"
     (transcript,) = recorded(tmp_path)
