@@ -24,7 +24,7 @@ from experiments.webapp.forms import Refused, done, form_of
 from experiments.webapp.opponents import Opponents
 from experiments.webapp.places import Full
 from experiments.webapp.roster import Roster
-from experiments.webapp.session import COOKIE, Rate, Sessions, host_is_fine, origin_is_fine
+from experiments.webapp.session import COOKIE, Rate, Sessions, host_is_fine, origin_is_fine, set_cookie
 from experiments.webapp.store import Record, Store, new_record
 from experiments.webapp.study_pages import StudyPages
 from experiments.webapp.table import LONGEST, reply_of, table_view
@@ -123,7 +123,7 @@ class Site:
                     person = str(self.sessions.person(fresh))
                 response = await do(request, person)
                 if fresh is not None:
-                    set_cookie(response, fresh)
+                    set_cookie(response, COOKIE, fresh)
             except Refused as refused:
                 plain = refused.status not in (404, 429) or "x-script" in request.headers
                 response = (
@@ -161,7 +161,7 @@ class Site:
             return RedirectResponse("/", 303, headers=HEADERS)
         if self.sessions.admits(given):
             response: Response = RedirectResponse("/", 303, headers=HEADERS)
-            set_cookie(response, self.sessions.new())
+            set_cookie(response, COOKIE, cookie)
             return response
         wrong = request.method == "POST"
         response = self.html("enter.html", 403 if wrong else 200, wrong=wrong)
@@ -365,7 +365,3 @@ class Site:
         except (OSError, ValueError) as error:
             raise UserError("This run has no report yet. It is written when the run ends.") from error
         return HTMLResponse(text, headers={"Content-Security-Policy": REPORT})
-
-
-def set_cookie(response: Response, value: str) -> None:
-    response.set_cookie(COOKIE, value, max_age=90 * 24 * 3600, httponly=True, samesite="lax")

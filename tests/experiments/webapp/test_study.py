@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -79,9 +80,15 @@ def studying(runs: Path, *settings: str) -> Iterator[Any]:
         shut()
 
 
+def agree(person: TestClient, page: str) -> Any:
+    """Ticks every statement of this page."""
+    (text,) = re.findall(r'name="text" value="(\w+)"', page)
+    return person.post("/study/consent", data={"text": text, "agree0": "yes", "agree1": "yes"})
+
+
 def join(person: TestClient) -> str:
     """Agrees to everything; returns the first page of whoever takes part."""
-    found = person.post("/study/consent", data={"agree0": "yes", "agree1": "yes"})
+    found = agree(person, person.get("/study").text)
     assert found.status_code == 200
     return str(found.text)
 
@@ -262,14 +269,24 @@ def test_from_consent_to_the_export(tmp_path: Path) -> None:
             assert browser().get(path).status_code == 404
         wrong = browser()
         assert wrong.post("/study/next").status_code == 400  # nobody plays who has not agreed
-        assert wrong.post("/study/consent", data={"agree0": "yes"}).status_code == 400
+        (text,) = re.findall(r'name="text" value="(\w+)"', wrong.get("/study").text)
+        missing = wrong.post("/study/consent", data={"text": text, "agree0": "yes"})
+        assert missing.status_code == 400 and "agree to every statement" in missing.text
         assert "One question first" in join(wrong)
         assert wrong.post("/study/next").status_code == 400
         assert "is not for you" in wrong.post("/study/screening", data={"answer": "One"}).text
         assert "is not for you" in wrong.post("/study/screening", data={"answer": "Two"}).text  # no second try
+        leaves = browser()
+        join(leaves)
+        leaves.post("/study/screening", data={"answer": "One"})
+        assert "Everything is deleted" in leaves.post("/study/withdraw").text
+        assert "is not for you" in leaves.get("/study").text  # nor by withdrawing in between
+        assert "is not for you" in agree(leaves, browser().get("/study").text).text
+        assert sorted(leaves.cookies) == ["screened_small", "session"] and leaves.cookies["screened_small"] == "yes"
         person = browser()
         join(person)
         assert "0 of 3" in person.post("/study/screening", data={"answer": "Two"}).text
+        assert "0 of 3" in person.post("/study/screening", data={"answer": "One"}).text  # too late to fail
         for number in (1, 2, 3):
             game = Turn(person)
             assert Turn(person).address == game.address  # one game at a time
@@ -291,7 +308,8 @@ def test_from_consent_to_the_export(tmp_path: Path) -> None:
     for text in sent:  # neither who the opponent is nor how games are assigned
         assert "stubborn" not in text and "generous" not in text and "hard" not in text
     summary = json.loads((export / "study.json").read_text())
-    assert summary["people"] == {"consented": 2, "playing": 1, "refused": 1, "withdrawn": 0}
+    assert summary["people"] == {"consented": 2, "playing": 1, "refused": 1, "withdrawn": 1}
+    assert summary["assignment"] == {"1": "balanced, seed 0"} and summary["bootstrap_seed"] == 0
     folder = tmp_path / "study-small"
     kept = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
     assert b"testclient" not in kept and b"127.0.0.1" not in kept  # no browser's name, no address
