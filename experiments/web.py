@@ -108,7 +108,7 @@ def site(cfg: DictConfig) -> tuple[Any, Any, Any]:
         raise UserError("The web page needs starlette. Install it: pip install -e '.[web]'") from error
     from experiments.webapp.engine import Engine, Limits
     from experiments.webapp.opponents import Opponents
-    from experiments.webapp.roster import Roster
+    from experiments.webapp.roster import Roster, check_study
     from experiments.webapp.session import Rate, Sessions
     from experiments.webapp.store import Store
 
@@ -127,6 +127,8 @@ def site(cfg: DictConfig) -> tuple[Any, Any, Any]:
     store = Store(out / "games.sqlite")
     engine = None
     try:
+        if not cfg.study:
+            check_study(store, None)
         roster = Roster(store, read_study(cfg.study), cfg.simulated) if cfg.study else None
         limits = Limits(cfg.games_at_once, 1 if roster else cfg.games_each, 60.0 * cfg.idle_minutes)
         engine = Engine(store, opponents, out, limits, "simulated" if cfg.simulated else "human")

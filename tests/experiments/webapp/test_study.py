@@ -34,7 +34,7 @@ from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import Game, draw_games
 from tests.composing import DOND, configure
-from tests.experiments.webapp.test_web import Page
+from tests.experiments.webapp.test_web import Page, serving
 
 STUDY: dict[str, Any] = {
     "name": "small",
@@ -190,6 +190,58 @@ def test_another_text_needs_another_version(tmp_path: Path) -> None:
         assert "0 of 4" in join(person)
 
 
+def test_people_agree_to_the_text_that_they_were_shown(tmp_path: Path) -> None:
+    """Whoever agrees on a page of another text than the server's reads the new one, and has not agreed to anything."""
+    written(tmp_path)
+    with studying(tmp_path) as browser:
+        person = browser()
+        page, cookies = person.get("/study").text, person.cookies
+    written(tmp_path, information="Something else is kept.")  # nobody has agreed: it may still change
+    with studying(tmp_path) as browser:
+        person = browser()
+        person.cookies = cookies
+        shown = agree(person, page)
+        assert shown.status_code == 400 and "Something else is kept" in shown.text
+        assert "has changed since you opened this page" in shown.text
+        assert person.post("/study/next").status_code == 400
+        nothing = person.post("/study/consent", data={"agree0": "yes", "agree1": "yes"})
+        assert "has changed since you opened this page" in nothing.text
+        assert "0 of 3" in agree(person, shown.text).text
+    export = web_export.main(configure("web_export", f"study={tmp_path}/small.yaml", f"runs={tmp_path}"))
+    kept = json.loads((export / "study.json").read_text())["versions"]
+    assert [row["version"] for row in rows(export / "people.csv")] == ["1"] == list(kept)
+    assert kept["1"]["information"] == "Something else is kept."
+
+
+def test_a_study_s_games_are_served_by_that_study_alone(tmp_path: Path) -> None:
+    """Another server on its folder is refused in a sentence, and changes nothing; a study takes over no other games."""
+    written(tmp_path)
+    with studying(tmp_path) as browser:
+        person = browser()
+        join(person)
+        game, cookies = Turn(person), person.cookies
+        game.settle()
+        before = game.text
+    there = f"out={tmp_path}/study-small"
+    with pytest.raises(UserError, match=r"games there are of study small\. Serve it"), serving(tmp_path, there):
+        pass
+    written(tmp_path, name="other")
+    with pytest.raises(UserError, match=r"games there are of study small\. Serve it"), studying(tmp_path, there):
+        pass
+    written(tmp_path)
+    with studying(tmp_path) as browser:
+        game.browser = browser()
+        game.browser.cookies = cookies
+        game.load()
+        assert game.text == before
+    with serving(tmp_path) as browser:
+        Page(browser(), "dond", "scripted", "player_0")
+    with pytest.raises(UserError, match="of no study"), studying(tmp_path, f"out={tmp_path}/web"):
+        pass
+    with serving(tmp_path):
+        pass
+
+
 def test_programs_and_people_are_kept_apart(tmp_path: Path) -> None:
     written(tmp_path)
     with studying(tmp_path, f"out={tmp_path}/one") as browser:
@@ -219,8 +271,29 @@ def test_older_tables_are_taken_over_and_newer_ones_refused(tmp_path: Path) -> N
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA user_version = 99")
     db.close()
-    with pytest.raises(UserError, match="have version 99, expected 2"):
+    with pytest.raises(UserError, match=r"have version 99, expected 2.*give another out"):
         Store(path)
+
+
+@pytest.mark.parametrize(
+    ("version", "why"),
+    [
+        (99, "have version 99, expected 2. Use the code that wrote them"),
+        (1, "have version 1, expected 2.*serve the study once"),
+        (None, "is no database of games"),
+        (0, "is no database of games"),
+    ],
+)
+def test_an_export_of_other_tables_says_so(version: int | None, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "games.sqlite"
+    if version is None:
+        path.write_text("no database, and longer than the header of one" * 20)
+    else:
+        with sqlite3.connect(path) as db:
+            db.executescript(f"{TABLES if version else ''} PRAGMA user_version = {version};")
+        db.close()
+    with pytest.raises(UserError, match=why):
+        web_export.main(configure("web_export", f"study={written(tmp_path)}", f"study_out={tmp_path}"))
 
 
 # --- Assignment and pay -----------------------------------------------------------------------------------------------
