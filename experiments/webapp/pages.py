@@ -57,7 +57,8 @@ class Site:
     opponents: Opponents
     sessions: Sessions
     runs: Path
-    rate: Rate
+    rate: Rate  # requests of a person
+    newcomers: Rate  # sessions for an address
     roster: Roster | None = None  # of the study that is served
 
     def __post_init__(self) -> None:
@@ -119,7 +120,7 @@ class Site:
                 if person is None:
                     if self.sessions.token is not None:
                         return RedirectResponse("/enter", 303, headers=HEADERS)
-                    fresh = self.sessions.new()
+                    fresh = self.newcomer(request)
                     person = str(self.sessions.person(fresh))
                 response = await do(request, person)
                 if fresh is not None:
@@ -150,16 +151,23 @@ class Site:
         if not self.rate.allows(asker):
             raise Refused(429, "Too many requests. Wait a minute.")
 
+    def newcomer(self, request: Request) -> str:
+        """A cookie for somebody new. Refuses where one address brings too many: each would have a limit of its own."""
+        if not self.newcomers.allows(request.client.host if request.client else ""):
+            raise Refused(429, "Too many new visitors from your address. Wait a minute.")
+        return self.sessions.new()
+
     async def enter(self, request: Request) -> Response:
         """Asks for the token, and gives a session to whoever has it."""
         try:
             self.check(request)
             given = (await form_of(request)).get("token", "") if request.method == "POST" else ""
+            cookie = self.newcomer(request) if self.sessions.admits(given) else ""
         except Refused as refused:
             return PlainTextResponse(f"{refused}\n", refused.status, headers=HEADERS)
         if self.sessions.token is None:
             return RedirectResponse("/", 303, headers=HEADERS)
-        if self.sessions.admits(given):
+        if cookie:
             response: Response = RedirectResponse("/", 303, headers=HEADERS)
             set_cookie(response, COOKIE, cookie)
             return response
