@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from marl.report.html import TEMPLATES, templates
 
 WAIT = 20.0  # seconds after which a page that waits for news asks again
 SHOWN = 100  # recorded games on a page
+FIRST = re.compile(r"(\d{1,8})\.(\d{1,8})")  # where a page of them begins: a file's number and a game's in it
 OBJECTIVES = {"own": "the opponent's own", "1": "cooperative", "0": "semi-competitive", "-1": "strictly competitive"}
 SEATS = {"dond": ("any", "player_0", "player_1"), "among_us": ("any", "crewmate", "imposter")}
 GAMES = {"dond": "Deal or No Deal", "among_us": "Among Us"}
@@ -72,7 +74,7 @@ class Site:
             "longest": LONGEST,
             "study": self.roster.study if self.roster else None,
             "simulated": self.roster is not None and self.roster.simulated,
-            "quoted": lambda text: quote(text, safe=""),
+            "quoted": quote,
         }
         style = (TEMPLATES / "style.css").read_text() + (here / "static/web.css").read_text()
         self._static = {
@@ -95,9 +97,9 @@ class Site:
             ("/play", self.choose, "GET"),
             ("/play", self.begin, "POST"),
             ("/watch", self.watch, "GET"),
-            ("/watch/{run}/{file}/{line:int}", self.recorded, "GET"),
-            ("/watch/{run}/{file}/{line:int}/board/{phase:int}", self.board, "GET"),
-            ("/watch/{run}/{file}/{line:int}/beside/{other}/{file2}/{line2:int}", self.beside, "GET"),
+            ("/watch/{run}/{file:path}/{line:int}/board/{phase:int}", self.board, "GET"),
+            ("/watch/{run}/{file:path}/{line:int}/beside/{other}/{file2:path}/{line2:int}", self.beside, "GET"),
+            ("/watch/{run}/{file:path}/{line:int}", self.recorded, "GET"),
             ("/runs", self.run_table, "GET"),
             ("/runs/{run}", self.run, "GET"),
             ("/runs/{run}/curves", self.curves, "GET"),
@@ -318,20 +320,18 @@ class Site:
     # --- Watch ------------------------------------------------------------------------------------------------------
     async def watch(self, request: Request, person: str) -> Response:
         asked = {name: request.query_params.get(name, "")[:200] for name in ("run", "arm", "ending", "words")}
-        first = request.query_params.get("first", "")
-        start = int(first) if first.isdecimal() and len(first) < 9 else 0
-        every = await run_in_threadpool(watch.games_of, self.runs, asked["run"])
-        found = await run_in_threadpool(watch.games_of, self.runs, **asked)
+        at = FIRST.fullmatch(request.query_params.get("first", ""))
+        start = (int(at[1]), int(at[2])) if at else (0, 0)
+        found, after = await run_in_threadpool(lambda: watch.games_of(self.runs, SHOWN, start, **asked))
         return self.html(
             "watch.html",
-            games_found=found[start : start + SHOWN],
-            count=len(found),
+            games_found=found,
             start=start,
-            step=SHOWN,
+            after=after,
             asked=asked,
             runs=await run_in_threadpool(watch.runs_with_games, self.runs),
             arms=await run_in_threadpool(watch.arms_of, self.runs),
-            endings=sorted({game.ending for game in every}),
+            endings=list(dict.fromkeys((*watch.ENDINGS, *(game.ending for game in found)))),
         )
 
     async def recorded(self, request: Request, person: str) -> Response:

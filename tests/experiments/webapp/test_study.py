@@ -434,6 +434,28 @@ def test_whoever_withdraws_leaves_nothing(tmp_path: Path) -> None:
     assert not rows(export / "people.csv") and not list((folder / "episodes").glob("*.jsonl"))
 
 
+def test_a_study_s_games_are_watched_once_they_are_exported(tmp_path: Path) -> None:
+    """The pages for everybody show nothing of a study but what whoever runs it has written out."""
+    written(tmp_path)
+    with studying(tmp_path) as browser:
+        person = browser()
+        join(person)
+        game = Turn(person)
+        game.finish()
+    own = f"/watch/study-small/{game.address.rpartition('/')[2]}.jsonl/1"
+    with serving(tmp_path) as browser:
+        anybody = browser()
+        assert "study-small" not in anybody.get("/watch").text
+        assert anybody.get("/watch?run=study-small").status_code == 400
+        for address in (own, f"{own}/beside/study-small/{own.rpartition('small/')[2]}"):
+            refused = anybody.get(address)
+            assert refused.status_code == 400 and "Export them" in refused.text and "fair" not in refused.text
+        web_export.main(configure("web_export", f"study={tmp_path}/small.yaml", f"runs={tmp_path}"))
+        (link,) = re.findall(r'href="(/watch/[^"]+)"', anybody.get("/watch").text)
+        assert "Played by" in anybody.get(link).text and link == "/watch/study-small/export/games.jsonl/1"
+        assert anybody.get(own).status_code == 400
+
+
 def test_an_export_without_a_study_says_so(tmp_path: Path) -> None:
     written(tmp_path)
     with pytest.raises(UserError, match="there is no such study yet"):

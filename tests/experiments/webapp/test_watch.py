@@ -28,7 +28,8 @@ from marl.common.errors import UserError
 from marl.common.files import write_text
 from marl.decoding import memory
 from marl.planning.planner import PlannerConfig, planning_agent
-from marl.report.transcripts import episode_to_json, read_episodes, write_episodes
+from marl.report.transcripts import episode_to_json, read_episodes, write_episodes, write_transcripts
+from marl.report.views import story_of
 from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import Game
@@ -60,6 +61,52 @@ def test_two_runs_are_watched_side_by_side(tmp_path: Path) -> None:
         assert person.get("/watch/one/final.jsonl/1/beside/four/final.jsonl/2").status_code == 400
         listed = person.get("/watch?arm=game_only").text
         assert "/watch/two/" in listed and "/watch/one/" not in listed
+
+
+def test_every_recorded_game_can_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From page to page, whichever command wrote it; a page of the list reads only some of all files."""
+    make = env_maker({"game": "dond", "style": "natural", "max_entries": 4})
+    (episode,) = rollout([Game(1)], everyone(scripted("dond", "fair")), make, 1)
+    game = episode_to_json(episode)
+    files = [
+        "run/episodes/final.jsonl", "play/episodes-001.jsonl", "evaluated/episodes.jsonl", "talk/games.jsonl",
+        "study-x/export/simulated_games.jsonl", "bases/b/evaluations/n/episodes/base.jsonl", "cells/games-s0-ab.jsonl",
+        *(f"web/episodes/{n}.jsonl" for n in range(260)),
+    ]  # fmt: skip
+    for number, name in enumerate(files):
+        last = {**game["turns"][-1], "message": "zebracrossing"}
+        turns = game["turns"] if number else [*game["turns"][:-1], last]
+        write_transcripts(tmp_path / name, [{**game, "turns": turns, "seed": seed} for seed in range(1 + number % 3)])
+        os.utime(tmp_path / name, (1_000_000 + number, 1_000_000 + number))
+    for name in ("run/metrics.jsonl", "run/timing.jsonl", "run/checkpoints/1/episodes.jsonl", ".cache/games.jsonl"):
+        write_transcripts(tmp_path / name, [game])  # none of the games of a run
+    reads: list[str] = []
+    read_bytes = watch.read_bytes
+    monkeypatch.setattr(watch, "read_bytes", lambda path: (reads.append(str(path)), read_bytes(path))[1])
+
+    def followed(person: TestClient, page: str) -> list[str]:
+        found = []
+        while page:
+            reads.clear()
+            text = person.get(html.unescape(page)).text
+            assert len(reads) <= watch.MOST_FILES
+            found += re.findall(r'href="(/watch/[^"]+)"', text)
+            page = next(iter(re.findall(r'href="(/watch[^"]*)">older', text)), "")
+        return found
+
+    with serving(tmp_path) as browser:
+        person = browser()
+        assert person.get("/watch").status_code == 200 and len(reads) < 60  # until the page is full
+        found = followed(person, "/watch")
+        assert len(found) == len(set(found)) == sum(1 + number % 3 for number in range(len(files)))
+        written = {name.partition("/")[0] for name in files}
+        assert {address.split("/")[2] for address in found} == written
+        for address in [each for each in found if "/web/" not in each]:
+            shown = person.get(address)
+            assert shown.status_code == 200 and "Played by" in shown.text, address
+        assert len(followed(person, "/watch?run=web")) == len([each for each in found if "/web/" in each])
+        watch._read.cache_clear()
+        assert followed(person, "/watch?words=zebracrossing") == ["/watch/run/final.jsonl/1"]
 
 
 def test_diplomacy_is_watched_phase_by_phase(tmp_path: Path) -> None:
