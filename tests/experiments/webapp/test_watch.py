@@ -7,6 +7,7 @@ import json
 import os
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,8 @@ pytest.importorskip("httpx")
 
 from starlette.testclient import TestClient
 
+from envs.among_us import events, reading
+from envs.core import Style
 from experiments.webapp import watch
 from experiments.webapp.engine import Engine, Limits
 from experiments.webapp.opponents import Opponents
@@ -27,6 +30,7 @@ from marl.agents.model import PlayConfig
 from marl.common.errors import UserError
 from marl.common.files import write_text
 from marl.decoding import memory
+from marl.metrics.among_us import sights
 from marl.planning.planner import PlannerConfig, planning_agent
 from marl.report.transcripts import episode_to_json, read_episodes, write_episodes, write_transcripts
 from marl.report.views import story_of
@@ -220,6 +224,59 @@ def check_rooms(ways: dict, names: dict, heard: dict) -> int:
                 assert frame["at"][name] == room % 10 + room // 10 * ways["width"], (frame, name)
                 checked += 1
     return checked
+
+
+def test_who_saw_whom_is_told_as_the_players_were(tmp_path: Path) -> None:
+    """Before each choice: those who were there, came and went, and bodies, word for word what the player read."""
+    env = {"game": "among_us", "max_steps": 80, "cooldown": 1, "messages_each": 1, "walk_steps": 3, "tasks": 1}
+    kinds: Counter[str] = Counter()
+    for seed in range(8):
+        agent, read = scripted("among_us", "careful"), {}
+        act = agent.act
+
+        def noting(requests, act=act, read=read):  # type: ignore[no-untyped-def]
+            for r in requests:
+                looks = [e for e in reading.read(r.text, Style.NATURAL) if isinstance(e, events.Look)]
+                if looks:
+                    read[r.step, r.key[1]] = looks[-1]
+            return act(requests)
+
+        agent.act, agent.style = noting, Style.NATURAL  # type: ignore[method-assign, assignment]
+        (episode,) = rollout([Game(seed)], everyone(agent), env_maker({**env, "style": "natural"}), 1)
+        transcript = json.loads(json.dumps(episode_to_json(episode)))
+        by_name = {name: agent_ for agent_, name in transcript["facts"]["names"].items()}
+        told = {}
+        for each in sights(story_of(transcript)):
+            told |= {(step, by_name[who]): sight for step, own in each.items() for who, sight in own.items()}
+        assert told and told.keys() <= read.keys()
+        for at, sight in told.items():
+            look = read[at]
+            assert sight == (look.present, look.entering, look.leaving, look.bodies), (seed, at)
+            kinds += Counter({name: len(getattr(sight, name)) for name in sight._fields})
+    assert min(kinds[name] for name in ("present", "entering", "leaving", "bodies")) > 0, kinds
+    write_episodes(tmp_path / "one/episodes/final.jsonl", [episode])
+    with serving(tmp_path) as browser:
+        page = html.unescape(browser().get("/watch/one/final.jsonl/1").text)
+        shown = re.findall(r"<small>saw ([^<]+)</small>", page)
+        assert sorted(shown) == sorted(str(sight) for sight in told.values() if str(sight))
+
+
+def test_all_that_a_planner_weighed_is_shown(tmp_path: Path) -> None:
+    env = {"game": "dond", "style": "natural", "max_entries": 4}
+    (episode,) = rollout([Game(1)], everyone(scripted("dond", "fair")), env_maker(env), 1)
+    game = json.loads(json.dumps(episode_to_json(episode)))
+    actions = [f"(0 books, 0 hats, {n} balls)" for n in range(6)]
+    anchor, plan, values = [0.5, 0.1, 0.1, 0.1, 0.1, 0.1], [0.1, 0.2, 0.3, 0.15, 0.125, 0.125], [1.5, 2, 3, 4, 5, -6.25]
+    planned = {"actions": actions, "anchor": anchor, "plan": plan, "values": values, "chosen": actions[3]}
+    game["turns"][-1]["planned"] = planned
+    write_transcripts(tmp_path / "one/episodes/final.jsonl", [game])
+    with serving(tmp_path) as browser:
+        page = browser().get("/watch/one/final.jsonl/1").text
+    assert "all 6 that were weighed" in page
+    rows = re.findall(r"<tr><td>\(0 books, 0 hats, (\d) balls\)</td><td>(\S+)</td><td>(\S+)</td><td>(\S+)</td>", page)
+    assert [int(n) for n, *_ in rows] == [3, 2, 1, 4, 5, 0]  # the chosen one, then the likeliest
+    for n, *shown in rows:
+        assert [float(x) for x in shown] == [anchor[int(n)], plan[int(n)], values[int(n)]]
 
 
 @contextmanager
