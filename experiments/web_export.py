@@ -132,6 +132,8 @@ def main(cfg: DictConfig) -> Path:
             "games": dict(Counter(row.state for row in games)),
             "endings": dict(Counter(row.how for row in games if row.how)),
             "pay": sum(person.pay for person in people),
+            "assignment": {str(version): f"{each.assignment}, seed {each.seed}" for version, each in studies.items()},
+            "bootstrap_seed": int(cfg.seed),
             "versions": {str(version): asdict(each) for version, each in studies.items()},
         },
     )

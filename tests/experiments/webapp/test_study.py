@@ -408,6 +408,9 @@ def test_whoever_withdraws_leaves_nothing(tmp_path: Path) -> None:
         game.settle()
         if game.state == "yours":
             leaves.post(game.address, data={"number": game.number, "kind": "message", "text": "zebracrossing"})
+        exporting = (f"study={tmp_path}/small.yaml", f"runs={tmp_path}")
+        export = web_export.main(configure("web_export", *exporting))  # before
+        assert all(code in (export / name).read_text() for name in ("games.jsonl", "games.csv", "people.csv"))
         session = leaves.cookies["session"].partition(".")[0]
         assert "Withdraw and delete" in leaves.get("/study/withdraw").text
         assert "Everything is deleted" in leaves.post("/study/withdraw").text
@@ -415,6 +418,7 @@ def test_whoever_withdraws_leaves_nothing(tmp_path: Path) -> None:
         assert "I agree and take part" in leaves.get("/study").text
         folder = tmp_path / "study-small"
         assert len(list((folder / "episodes").glob("*.jsonl"))) == 1
+        web_export.main(configure("web_export", *exporting))  # again: the earlier one is written over
         kept = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
         for gone in (session, code, "zebracrossing", game.address.rpartition("/")[2]):
             assert gone.encode() not in kept, gone
@@ -468,6 +472,22 @@ def test_the_difference_of_two_conditions_is_over_people() -> None:
     found = web_export.difference(a, b, np.random.default_rng(0))
     assert (found.mean, found.low, found.high, found.n) == (1.0, 1.0, 1.0, 2)
     assert np.isnan(web_export.difference([(0, 1.0)], [(0, 2.0)], np.random.default_rng(0)).low)
+
+
+def test_means_are_over_people() -> None:
+    """One person of one game worth 10, one of three games worth 2 each. A draw of two people is twice the first (mean
+    10), both (16 / 4), or twice the second (2): the interval is 2 to 10, and not that of four games."""
+    games = [row_of("p1", 10.0), *(row_of("p2", 2.0) for _ in range(3)), row_of("p2", 99.0, state="open")]
+    table, counts = web_export.tabulated(games, 0)
+    found = table["one/a"]["points"]
+    assert (found.mean, found.low, found.high, found.n) == (4.0, 2.0, 10.0, 2)
+    assert counts["one/a"] == (2, 4)
+
+
+def row_of(person: str, points: float, **given: Any) -> web_export.GameRow:
+    blank = dict.fromkeys(web_export.GameRow.__annotations__, "")
+    named = {"person": person, "part": "one", "condition": "a", "state": "over", "points": points, "pay": 0.0}
+    return web_export.GameRow(**{**blank, **named, **given})  # type: ignore[arg-type]
 
 
 # --- Simulations ------------------------------------------------------------------------------------------------------
