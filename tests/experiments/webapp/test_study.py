@@ -22,7 +22,7 @@ pytest.importorskip("httpx")
 from starlette.testclient import TestClient
 
 from envs.core import Style
-from experiments import train, web, web_export, web_simulate
+from experiments import benchmark, train, web, web_export, web_simulate
 from experiments.webapp.store import TABLES, Store
 from experiments.webapp.study import Pay, pick, read_study
 from marl.agents.base import Agent
@@ -530,6 +530,20 @@ def test_a_simulation_recovers_a_known_difference(tmp_path: Path) -> None:
     assert known < -1
     assert float(row["low"]) < known < float(row["high"]) < 0, (row, known)
     assert (row["people"], row["games"]) == ("10", "200")
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_the_page(tmp_path: Path) -> None:
+    """A row for one person and one for fifty from one address, who all get in by the default limit; nothing is lost."""
+    written(tmp_path)
+    settings = (f"runs={tmp_path}", f"out={tmp_path}/bench", f"pages.study={tmp_path}/small.yaml", "device=cpu")
+    limit, crowds = configure("web").new_people, "crowds=[{people: 1, plays: 3}, {people: 50, plays: 50}]"
+    benchmark.main(configure("benchmark", "bench=web", *settings, f"pages.new_people={limit}", crowds))
+    found = json.loads((tmp_path / "bench/benchmark.json").read_text())
+    alone, many = found["rows"]
+    assert (alone["people"], alone["games"], many["people"], many["games"]) == (1, 3, 50, 50)
+    assert many["replies"] >= 50 and 0 < many["median"] <= many["p95"] and 0 <= alone["page"] <= alone["p95"] * 2
+    assert found["settings"]["pages"]["study"] and found["hardware"] and "page" not in many
 
 
 def test_programs_play_among_us_too(tmp_path: Path) -> None:
