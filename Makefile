@@ -30,9 +30,9 @@ quickstart: $(STAMP) ## train and compare Among Us crews without and with the tw
 negotiation: $(STAMP) ## train and measure a small negotiator, about 5 minutes on two cores
 	@$(BIN)/python -m experiments.train experiment=dond_quickstart
 
-web: $(STAMP) ## the page to play, to watch recorded games and to follow runs, on http://127.0.0.1:8700
+web: $(STAMP) ## open the page to play, to watch recorded games and to follow runs, http://127.0.0.1:8700
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev,web]' --constraint constraints.txt
-	@$(BIN)/python -m experiments.web
+	@$(BIN)/python -m experiments.web open=true
 
 test: $(STAMP) ## every test but the slow ones
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -rs $(TWO) -m "not slow"

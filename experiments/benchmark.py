@@ -3,6 +3,7 @@
     make bench                                        # or: python -m experiments.benchmark
     python -m experiments.benchmark bench=quick       # seconds: that it runs
     python -m experiments.benchmark bench=gpu         # 1 to 500 million parameters, several tokens of speech at a time
+    python -m experiments.benchmark bench=web         # how long people wait for a reply of the web page, and no more
     python -m experiments.benchmark bench=gpu deterministic=true out=runs/same_bits  # what the same bits cost there
 
 Models have random weights, so that they speak at length, and play with themselves. It measures this engine at each of
@@ -20,8 +21,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from experiments.bench.baselines import has_trl
 from experiments.bench.figures import draw, table
@@ -32,17 +34,22 @@ from experiments.launch.command import command
 from experiments.launch.terminal import say
 from experiments.setup.config import make, plain
 from experiments.setup.devices import pick_device, set_deterministic, set_threads
-from marl.common.errors import check_writable
+from marl.common.errors import UserError, check_writable
 from marl.common.files import write_json
 from marl.model.tokens import Tokens, train_tokenizer
 from marl.pretraining.corpus import scripted_texts
 from marl.rollout.games import env_maker, game_module
 from marl.storage.folder import git_commit, hardware
 
+PAGE = {"people": "people at once", "replies": "replies", "median": "median, s", "p95": "95 % within, s",
+        "page": "the page itself, s"}  # fmt: skip
+
 
 @command("benchmark")
 def main(cfg: DictConfig) -> None:
     """Measures, prints and writes; see the top of this file."""
+    if "pages" in cfg:
+        return measure_page(cfg)
     given = plain(cfg)
     known = Settings.__dataclass_fields__
     settings = make(Settings, {name: value for name, value in given.items() if name in known}, "benchmark")
@@ -67,6 +74,25 @@ def main(cfg: DictConfig) -> None:
     say(table(bench.data()))
     say(f"the game alone, random players: {alone['agent_steps_per_second']:,.0f} agent-steps/s of one core")
     say(f"written: {out / 'benchmark.json'}, {out / 'speed.svg'}")
+
+
+def measure_page(cfg: DictConfig) -> None:
+    """Lets each of `crowds` play through the web page, writes `out`/benchmark.json after each, and prints a table."""
+    try:
+        from experiments import web_simulate
+    except ImportError as error:
+        raise UserError("bench=web needs the web page. Install it: pip install -e '.[dev,web]'") from error
+    out, rows = Path(cfg.out), []
+    check_writable(out, "out")
+    about: dict[str, Any] = {"settings": plain(cfg), "hardware": hardware(), "git_commit": git_commit()}
+    for crowd in cfg.crowds:
+        games = {**crowd, "out": str(out / f"people-{crowd.people}")}
+        rows.append(web_simulate.main(OmegaConf.create({**about["settings"]["pages"], **games})))
+        write_json(out / "benchmark.json", {**about, "rows": rows})
+    say("".join(heading.rjust(20) for heading in PAGE.values()))
+    for row in rows:
+        say("".join((f"{row[name]:.3g}" if name in row else "–").rjust(20) for name in PAGE))
+    say(f"written: {out / 'benchmark.json'}")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ they type once. Games are kept in `out`/games.sqlite: a restart goes on with the
 from __future__ import annotations
 
 import socket
+import threading
+import webbrowser
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from marl.planning.planner import PlannerConfig
 from marl.rollout.games import env_maker
 
 SHORTEST = 8  # characters of a token
+IN_TERMINAL = ("www-browser", "links", "elinks", "lynx", "w3m")  # browsers
 
 
 @command("web")
@@ -41,7 +44,10 @@ def main(cfg: DictConfig) -> None:
         app, shut, _ = site(cfg)
         try:
             shown = "127.0.0.1" if cfg.host in ("0.0.0.0", "::") else cfg.host
-            say(f"http://{shown}:{listening.getsockname()[1]} (Ctrl-C stops it; open games go on at the next start)")
+            address = f"http://{shown}:{listening.getsockname()[1]}"
+            say(f"{address} (Ctrl-C stops it; open games go on at the next start)")
+            if cfg.open:
+                show(address)
             server = uvicorn.Server(uvicorn.Config(app, log_level="warning", server_header=False, access_log=False))
             server.run(sockets=[listening])
         finally:
@@ -52,7 +58,14 @@ def main(cfg: DictConfig) -> None:
 
 def check(cfg: DictConfig) -> None:
     """Refuses settings that cannot work or are not safe."""
-    for name, least in (("games_at_once", 1), ("games_each", 1), ("models", 1), ("idle_minutes", 1), ("requests", 1)):
+    for name, least in (
+        ("games_at_once", 1),
+        ("games_each", 1),
+        ("models", 1),
+        ("idle_minutes", 1),
+        ("requests", 1),
+        ("new_people", 1),
+    ):
         check_count(cfg[name], name, least)
     check_temperature(cfg.temperature, "temperature")
     if isinstance(cfg.port, bool) or not isinstance(cfg.port, int) or not 0 <= cfg.port <= 65535:
@@ -63,8 +76,9 @@ def check(cfg: DictConfig) -> None:
         raise UserError(f"token: must have at least {SHORTEST} characters. Choose a longer one.")
     if cfg.host not in ("127.0.0.1", "localhost", "::1") and cfg.token is None:
         raise UserError(f"host={cfg.host}: others could reach this page. Give a token, as in token=WORDS.")
-    if not isinstance(cfg.simulated, bool):
-        raise UserError(f"simulated={cfg.simulated}: must be true or false")
+    for name in ("simulated", "open"):
+        if not isinstance(cfg[name], bool):
+            raise UserError(f"{name}={cfg[name]}: must be true or false")
     if cfg.simulated and not cfg.study:
         raise UserError("simulated=true is of a study. Give study, or leave it out.")
     if cfg.study and not cfg.simulated and (blanks := read_study(cfg.study).blanks):
@@ -100,6 +114,16 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
+def show(address: str) -> None:
+    """Opens a page in the default browser. Does nothing where there is none, or only one that needs this terminal."""
+    try:
+        browser = webbrowser.get()
+    except webbrowser.Error:
+        return
+    if Path(getattr(browser, "name", "")).name not in IN_TERMINAL:
+        threading.Thread(target=browser.open, args=(address,), daemon=True).start()
+
+
 def site(cfg: DictConfig) -> tuple[Any, Any, Any]:
     """Returns the application, what shuts it, and the engine that plays the games."""
     try:
@@ -108,7 +132,7 @@ def site(cfg: DictConfig) -> tuple[Any, Any, Any]:
         raise UserError("The web page needs starlette. Install it: pip install -e '.[web]'") from error
     from experiments.webapp.engine import Engine, Limits
     from experiments.webapp.opponents import Opponents
-    from experiments.webapp.roster import Roster
+    from experiments.webapp.roster import Roster, check_study
     from experiments.webapp.session import Rate, Sessions
     from experiments.webapp.store import Store
 
@@ -127,15 +151,20 @@ def site(cfg: DictConfig) -> tuple[Any, Any, Any]:
     store = Store(out / "games.sqlite")
     engine = None
     try:
+        if not cfg.study:
+            check_study(store, None)
         roster = Roster(store, read_study(cfg.study), cfg.simulated) if cfg.study else None
         limits = Limits(cfg.games_at_once, 1 if roster else cfg.games_each, 60.0 * cfg.idle_minutes)
         engine = Engine(store, opponents, out, limits, "simulated" if cfg.simulated else "human")
         token = None if cfg.token is None else str(cfg.token)
-        pages = Site(engine, store, opponents, Sessions(store.secret, token), runs, Rate(cfg.requests), roster)
+        rates = Rate(cfg.requests), Rate(cfg.new_people)
+        pages = Site(engine, store, opponents, Sessions(store.secret, token), runs, *rates, roster)
     except UserError:
         store.close()
         raise
     engine.start()
+    while engine.alive and not engine.resumed.wait(0.1):
+        pass  # whoever comes before the games are taken up again waits, and sees no empty one
 
     def shut() -> None:
         engine.shut()

@@ -16,8 +16,8 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,7 +28,7 @@ from omegaconf import DictConfig
 from experiments.launch.command import command
 from experiments.launch.terminal import say
 from experiments.webapp.roster import Roster
-from experiments.webapp.store import Store
+from experiments.webapp.store import Store, check_version
 from experiments.webapp.study import Study, from_json, read_study, study_folder
 from marl.common.errors import UserError, check_count, check_writable
 from marl.common.files import write_json
@@ -90,7 +90,8 @@ def main(cfg: DictConfig) -> Path:
     if cfg.withdraw is not None:
         withdraw(folder, study, str(cfg.withdraw), cfg.simulated)
     kind, prefix = ("simulated", "simulated_") if cfg.simulated else ("human", "")
-    with closing(opened(folder / "games.sqlite", cfg.simulated)) as db:
+    path = folder / "games.sqlite"
+    with closing(opened(path, cfg.simulated)) as db, reading_games(path):
         studies = {
             v: from_json(text)
             for v, text in db.execute("SELECT version, spec FROM studies WHERE name = ?", (study.name,))
@@ -101,9 +102,9 @@ def main(cfg: DictConfig) -> Path:
     check_writable(out, "out")
     transcripts = []
     for row, game in zip(games, ids, strict=True):
-        path = folder / "episodes" / f"{game}.jsonl"
-        if path.is_file():
-            (found,) = read_episodes(path)
+        written = folder / "episodes" / f"{game}.jsonl"
+        if written.is_file():
+            (found,) = read_episodes(written)
             about = {"person": row.person, "number": row.number, "part": row.part, "condition": row.condition}
             transcripts.append(
                 {**found, "about": {**found.get("about", {}), **about, "simulated": bool(cfg.simulated)}}
@@ -131,6 +132,8 @@ def main(cfg: DictConfig) -> Path:
             "games": dict(Counter(row.state for row in games)),
             "endings": dict(Counter(row.how for row in games if row.how)),
             "pay": sum(person.pay for person in people),
+            "assignment": {str(version): f"{each.assignment}, seed {each.seed}" for version, each in studies.items()},
+            "bootstrap_seed": int(cfg.seed),
             "versions": {str(version): asdict(each) for version, each in studies.items()},
         },
     )
@@ -158,17 +161,31 @@ def opened(path: Path, simulated: bool) -> sqlite3.Connection:
     """The study's database, to read only. UserError if it is none, or its games were played by others."""
     if not path.is_file():
         raise UserError(f"{path}: there is no such study yet. Serve it first: python -m experiments.web study=NAME")
+    db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
     try:
-        db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
-        kind = db.execute("SELECT value FROM meta WHERE name = 'played by'").fetchone()
-    except sqlite3.DatabaseError as error:
-        raise UserError(f"{path} is no database of games ({error}).") from error
-    if kind is None or kind[0] != ("programs" if simulated else "people"):
+        with reading_games(path):
+            found = db.execute("PRAGMA user_version").fetchone()[0]
+            if found:  # else it is another program's, and has no meta
+                check_version(found, path, "serve the study once, which takes over older ones")
+            kind = db.execute("SELECT value FROM meta WHERE name = 'played by'").fetchone()
+        if kind is None or kind[0] != ("programs" if simulated else "people"):
+            raise UserError(
+                f"{path}: its games are of {kind[0] if kind else 'no study'}. "
+                + (f"Give simulated={str(not simulated).lower()}." if kind else "Name another study_out.")
+            )
+    except UserError:
         db.close()
-        raise UserError(
-            f"{path}: its games are of {kind[0] if kind else 'no study'}. Give simulated={str(not simulated).lower()}."
-        )
+        raise
     return db
+
+
+@contextmanager
+def reading_games(path: Path) -> Iterator[None]:
+    """Turns what SQLite says of a file that is no database, or a damaged one, into a UserError."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        raise UserError(f"{path} is no database of games ({error}). Name the study's folder in study_out.") from error
 
 
 def game_rows(db: sqlite3.Connection, studies: Mapping[int, Study], kind: str) -> tuple[list[GameRow], list[str]]:

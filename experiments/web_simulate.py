@@ -28,8 +28,8 @@ from marl.rollout.games import scripts_module
 
 
 @command("web_simulate")
-def main(cfg: DictConfig) -> list[float]:
-    """Plays `plays` games and returns the seconds that each reply took."""
+def main(cfg: DictConfig) -> dict[str, float]:
+    """Plays `plays` games. Returns the seconds that a reply took: median, p95 and, for one person, of it the page."""
     for name, least in (("plays", 1), ("people", 1), ("seed", 0)):
         check_count(cfg[name], name, least)
     if cfg.simulated is not True:
@@ -59,10 +59,18 @@ def main(cfg: DictConfig) -> list[float]:
         f"{engine.thinking:.1f} s of which their opponents took."
     )
     say(f"A reply took {half:.2f} s in the middle, {late:.2f} s at the 95th percentile.")
+    found = {
+        "people": cfg.people,
+        "games": cfg.plays,
+        "replies": len(seconds),
+        "median": float(half),
+        "p95": float(late),
+    }
     if cfg.people == 1:
-        say(f"Of each reply, {max(0.0, robots[0].waited - engine.thinking) / len(seconds):.3f} s went to the page.")
+        found["page"] = max(0.0, robots[0].waited - engine.thinking) / len(seconds)
+        say(f"Of each reply, {found['page']:.3f} s went to the page.")
     say(f"Tables: python -m experiments.web_export study={cfg.study} simulated=true")
-    return seconds
+    return found
 
 
 def join(address: str, study: Study, cfg: DictConfig, number: int) -> Robot:

@@ -176,7 +176,7 @@ class Engine:
         return Sight(record.id, record.person, str(record.env["game"]), record.opponent, state, record.entries)
 
     def start(self) -> None:
-        """Takes up the open games of the store, then plays."""
+        """Takes up the open games of the store (`resumed` tells when), then plays."""
         self._thread.start()
 
     @property

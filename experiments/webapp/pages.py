@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from experiments.webapp.forms import Refused, done, form_of
 from experiments.webapp.opponents import Opponents
 from experiments.webapp.places import Full
 from experiments.webapp.roster import Roster
-from experiments.webapp.session import COOKIE, Rate, Sessions, host_is_fine, origin_is_fine
+from experiments.webapp.session import COOKIE, Rate, Sessions, host_is_fine, origin_is_fine, set_cookie
 from experiments.webapp.store import Record, Store, new_record
 from experiments.webapp.study_pages import StudyPages
 from experiments.webapp.table import LONGEST, reply_of, table_view
@@ -33,6 +34,7 @@ from marl.report.html import TEMPLATES, templates
 
 WAIT = 20.0  # seconds after which a page that waits for news asks again
 SHOWN = 100  # recorded games on a page
+FIRST = re.compile(r"(\d{1,8})\.(\d{1,8})")  # where a page of them begins: a file's number and a game's in it
 OBJECTIVES = {"own": "the opponent's own", "1": "cooperative", "0": "semi-competitive", "-1": "strictly competitive"}
 SEATS = {"dond": ("any", "player_0", "player_1"), "among_us": ("any", "crewmate", "imposter")}
 GAMES = {"dond": "Deal or No Deal", "among_us": "Among Us"}
@@ -57,7 +59,8 @@ class Site:
     opponents: Opponents
     sessions: Sessions
     runs: Path
-    rate: Rate
+    rate: Rate  # requests of a person
+    newcomers: Rate  # sessions for an address
     roster: Roster | None = None  # of the study that is served
 
     def __post_init__(self) -> None:
@@ -71,7 +74,7 @@ class Site:
             "longest": LONGEST,
             "study": self.roster.study if self.roster else None,
             "simulated": self.roster is not None and self.roster.simulated,
-            "quoted": lambda text: quote(text, safe=""),
+            "quoted": quote,
         }
         style = (TEMPLATES / "style.css").read_text() + (here / "static/web.css").read_text()
         self._static = {
@@ -94,9 +97,9 @@ class Site:
             ("/play", self.choose, "GET"),
             ("/play", self.begin, "POST"),
             ("/watch", self.watch, "GET"),
-            ("/watch/{run}/{file}/{line:int}", self.recorded, "GET"),
-            ("/watch/{run}/{file}/{line:int}/board/{phase:int}", self.board, "GET"),
-            ("/watch/{run}/{file}/{line:int}/beside/{other}/{file2}/{line2:int}", self.beside, "GET"),
+            ("/watch/{run}/{file:path}/{line:int}/board/{phase:int}", self.board, "GET"),
+            ("/watch/{run}/{file:path}/{line:int}/beside/{other}/{file2:path}/{line2:int}", self.beside, "GET"),
+            ("/watch/{run}/{file:path}/{line:int}", self.recorded, "GET"),
             ("/runs", self.run_table, "GET"),
             ("/runs/{run}", self.run, "GET"),
             ("/runs/{run}/curves", self.curves, "GET"),
@@ -119,11 +122,11 @@ class Site:
                 if person is None:
                     if self.sessions.token is not None:
                         return RedirectResponse("/enter", 303, headers=HEADERS)
-                    fresh = self.sessions.new()
+                    fresh = self.newcomer(request)
                     person = str(self.sessions.person(fresh))
                 response = await do(request, person)
                 if fresh is not None:
-                    set_cookie(response, fresh)
+                    set_cookie(response, COOKIE, fresh)
             except Refused as refused:
                 plain = refused.status not in (404, 429) or "x-script" in request.headers
                 response = (
@@ -150,18 +153,25 @@ class Site:
         if not self.rate.allows(asker):
             raise Refused(429, "Too many requests. Wait a minute.")
 
+    def newcomer(self, request: Request) -> str:
+        """A cookie for somebody new. Refuses where one address brings too many: each would have a limit of its own."""
+        if not self.newcomers.allows(request.client.host if request.client else ""):
+            raise Refused(429, "Too many new visitors from your address. Wait a minute.")
+        return self.sessions.new()
+
     async def enter(self, request: Request) -> Response:
         """Asks for the token, and gives a session to whoever has it."""
         try:
             self.check(request)
             given = (await form_of(request)).get("token", "") if request.method == "POST" else ""
+            cookie = self.newcomer(request) if self.sessions.admits(given) else ""
         except Refused as refused:
             return PlainTextResponse(f"{refused}\n", refused.status, headers=HEADERS)
         if self.sessions.token is None:
             return RedirectResponse("/", 303, headers=HEADERS)
-        if self.sessions.admits(given):
+        if cookie:
             response: Response = RedirectResponse("/", 303, headers=HEADERS)
-            set_cookie(response, self.sessions.new())
+            set_cookie(response, COOKIE, cookie)
             return response
         wrong = request.method == "POST"
         response = self.html("enter.html", 403 if wrong else 200, wrong=wrong)
@@ -264,7 +274,7 @@ class Site:
         """The table alone, for the script: a stream of server-sent events, one for each change until it is the
         person's turn."""
         self.own(request, person)
-        since = request.query_params.get("since", "")
+        since = request.headers.get("last-event-id") or request.query_params.get("since", "")  # the first: reconnected
         known = int(since) if since.isdecimal() and len(since) < 9 else -1
         stream = self.changes(request, person, known)
         return StreamingResponse(stream, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
@@ -280,7 +290,7 @@ class Site:
                 return
             if sight.version != known:
                 known = sight.version
-                yield f"data: {json.dumps(bytes(self.shown('table.html', sight).body).decode())}\n\n"
+                yield f"id: {known}\ndata: {json.dumps(bytes(self.shown('table.html', sight).body).decode())}\n\n"
                 if sight.state != "waiting":
                     return
             await asyncio.sleep(0.02)
@@ -310,20 +320,18 @@ class Site:
     # --- Watch ------------------------------------------------------------------------------------------------------
     async def watch(self, request: Request, person: str) -> Response:
         asked = {name: request.query_params.get(name, "")[:200] for name in ("run", "arm", "ending", "words")}
-        first = request.query_params.get("first", "")
-        start = int(first) if first.isdecimal() and len(first) < 9 else 0
-        every = await run_in_threadpool(watch.games_of, self.runs, asked["run"])
-        found = await run_in_threadpool(watch.games_of, self.runs, **asked)
+        at = FIRST.fullmatch(request.query_params.get("first", ""))
+        start = (int(at[1]), int(at[2])) if at else (0, 0)
+        found, after = await run_in_threadpool(lambda: watch.games_of(self.runs, SHOWN, start, **asked))
         return self.html(
             "watch.html",
-            games_found=found[start : start + SHOWN],
-            count=len(found),
+            games_found=found,
             start=start,
-            step=SHOWN,
+            after=after,
             asked=asked,
             runs=await run_in_threadpool(watch.runs_with_games, self.runs),
             arms=await run_in_threadpool(watch.arms_of, self.runs),
-            endings=sorted({game.ending for game in every}),
+            endings=list(dict.fromkeys((*watch.ENDINGS, *(game.ending for game in found)))),
         )
 
     async def recorded(self, request: Request, person: str) -> Response:
@@ -365,7 +373,3 @@ class Site:
         except (OSError, ValueError) as error:
             raise UserError("This run has no report yet. It is written when the run ends.") from error
         return HTMLResponse(text, headers={"Content-Security-Policy": REPORT})
-
-
-def set_cookie(response: Response, value: str) -> None:
-    response.set_cookie(COOKIE, value, max_age=90 * 24 * 3600, httponly=True, samesite="lax")

@@ -22,6 +22,7 @@ from marl.common.errors import UserError
 
 PATIENCE = 120.0  # seconds that an opponent may take
 ROLE = re.compile(r"You are \w+, an? (\w+)")
+TEXT = re.compile(r'name="text" value="(\w+)"')  # which text of a study the page shows
 CLAIM = re.compile(r"(\d+) books, (\d+) hats, (\d+) balls")
 
 
@@ -84,8 +85,9 @@ class Robot:
         """Agrees to all statements and answers the screening question."""
         if self.token:
             self._post("/enter", token=self.token)
-        self._get("/study")
-        self._post("/study/consent", **{f"agree{number}": "yes" for number in range(consent)})
+        read = TEXT.findall(self._get("/study").text)
+        ticked = {f"agree{number}": "yes" for number in range(consent)}
+        self._post("/study/consent", text="".join(read), **ticked)
         if answer is not None:
             self._post("/study/screening", answer=answer)
 

@@ -52,6 +52,7 @@ class Roster:
     def __init__(self, store: Store, study: Study, simulated: bool = False) -> None:
         self.store, self.study, self.simulated = store, study, simulated
         self._lock = threading.RLock()
+        check_study(store, study.name)
         kind = "programs" if simulated else "people"
         store.do("INSERT OR IGNORE INTO meta VALUES ('played by', ?)", kind)
         if store.do("SELECT value FROM meta WHERE name = 'played by'")[0][0] != kind:
@@ -180,3 +181,14 @@ class Roster:
             return self.study
         rows = self.store.do("SELECT spec FROM studies WHERE name = ? AND version = ?", self.study.name, version)
         return from_json(rows[0][0])
+
+
+def check_study(store: Store, name: str | None) -> None:
+    """Raises UserError if the games there are of another study than this one; None: of any."""
+    names = [row[0] for row in store.do("SELECT DISTINCT name FROM studies ORDER BY name")]
+    if names and name not in names:
+        raise UserError(
+            f"The games there are of study {names[0]}. Serve it with its file as study, or give another out."
+        )
+    if name is not None and not names and store.do("SELECT 1 FROM games LIMIT 1"):
+        raise UserError(f"The games there are of no study, so study {name} cannot go on with them. Give another out.")

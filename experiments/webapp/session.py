@@ -11,6 +11,8 @@ import secrets
 import time
 from collections.abc import Mapping
 
+from starlette.responses import Response
+
 COOKIE = "session"
 LOCAL = ("127.0.0.1", "localhost", "[::1]")
 
@@ -70,3 +72,8 @@ def origin_is_fine(headers: Mapping[str, str]) -> bool:
     """A form comes from our own pages."""
     origin = headers.get("origin")
     return origin is None or origin.partition("://")[2] == headers.get("host", "")
+
+
+def set_cookie(response: Response, name: str, value: str) -> None:
+    """Sets a cookie that no script and no other site can use."""
+    response.set_cookie(name, value, max_age=90 * 24 * 3600, httponly=True, samesite="lax")

@@ -76,8 +76,8 @@ class Store:
             if found in (0, 1):
                 new = f"{TABLES if found == 0 else ''} {SINCE_2}"
                 self._db.executescript(f"BEGIN; {new} PRAGMA user_version = {VERSION}; COMMIT;")
-            elif found != VERSION:
-                raise UserError(f"{path}: its tables have version {found}, expected {VERSION}. Give another out.")
+            else:
+                check_version(found, path, "give another out")
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten
         except sqlite3.DatabaseError as error:
@@ -163,6 +163,13 @@ class Store:
             if took is not None:
                 seconds.append(took)
         return found, seconds
+
+
+def check_version(found: int, path: Path, otherwise: str) -> None:
+    """Raises UserError for tables of another version. `otherwise`: what to do instead of fetching their code."""
+    if found != VERSION:
+        told = f"{path}: its tables have version {found}, expected {VERSION}"
+        raise UserError(f"{told}. Use the code that wrote them, or {otherwise}.")
 
 
 def _tuples(value: Any) -> Any:

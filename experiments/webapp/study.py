@@ -18,7 +18,7 @@ import numpy as np
 import conf
 from experiments.setup.config import make
 from marl.common.errors import UserError, check_count, nearest
-from marl.common.files import read_yaml
+from marl.common.files import digest, read_yaml
 
 FOLDER = Path(str(conf.__file__)).parent / "study_page"
 HOW = ("balanced", "random")
@@ -130,6 +130,11 @@ class Study:
         """Returns what is paid in a part."""
         pay = make(Pay, {**asdict(self.pay), **self.parts[part].pay}, f"parts.{part}.pay")
         return replace(pay, currency=self.pay.currency)
+
+    @property
+    def digest(self) -> str:
+        """Digest of all that the file says: people agree to the text that they were shown, and to no other."""
+        return digest(asdict(self))
 
     @property
     def blanks(self) -> list[str]:

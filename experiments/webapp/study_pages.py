@@ -20,6 +20,7 @@ from experiments.webapp.forms import done, form_of
 from experiments.webapp.opponents import Opponents
 from experiments.webapp.places import Full
 from experiments.webapp.roster import Person, Roster
+from experiments.webapp.session import set_cookie
 from experiments.webapp.study import Study
 from marl.common.errors import UserError
 from marl.report.views import NO_DEAL
@@ -55,14 +56,22 @@ class StudyPages:
         ]
 
     async def home(self, request: Request, session: str) -> Response:
+        if self.out in request.cookies:
+            return self.html("study_refused.html")
         return await run_in_threadpool(self.shown, session)
 
-    def shown(self, session: str, why: str = "") -> Response:
-        """The page of where this person is in the study."""
+    @property
+    def out(self) -> str:
+        """A cookie's name. It tells that the screening question was failed here, and outlives a withdrawal."""
+        return f"screened_{self.roster.study.name}"
+
+    def shown(self, session: str, why: str = "", again: str = "") -> Response:
+        """The page of where this person is in the study. `again`: since when the text is another."""
         study, person = self.roster.study, self.roster.person(session)
-        status = 400 if why else 200
+        status = 400 if why or again else 200
         if person is None or person.version != study.version:
-            return self.html("study_information.html", status, pays=pays_of(study), again=person is not None, why=why)
+            again = again or ("you agreed" if person else "")
+            return self.html("study_information.html", status, pays=pays_of(study), again=again, why=why)
         if person.state == "screening":
             return self.html("study_screening.html", status, why=why)
         if person.state == "refused":
@@ -82,7 +91,11 @@ class StudyPages:
         )
 
     async def consent(self, request: Request, session: str) -> Response:
+        if self.out in request.cookies:
+            return self.html("study_refused.html")
         form, statements = await form_of(request), self.roster.study.consent
+        if form.get("text") != self.roster.study.digest:
+            return await run_in_threadpool(self.shown, session, "", "you opened this page")
         if any(form.get(f"agree{number}") != "yes" for number in range(len(statements))):
             why = "You can take part only if you agree to every statement. If you do not, simply leave this page."
             return await run_in_threadpool(self.shown, session, why)
@@ -93,7 +106,11 @@ class StudyPages:
         screening, answer = self.roster.study.screening, (await form_of(request)).get("answer", "")
         if screening is not None and answer in screening.answers:
             await run_in_threadpool(self.roster.passed, session, answer == screening.right)
-            return RedirectResponse("/study", 303)
+            response = RedirectResponse("/study", 303)
+            person = await run_in_threadpool(self.roster.person, session)
+            if person is not None and person.state == "refused":
+                set_cookie(response, self.out, "yes")
+            return response
         return await run_in_threadpool(self.shown, session, "Choose one of the answers.")
 
     def playing(self, session: str) -> Person:

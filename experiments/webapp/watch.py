@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import sqlite3
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,9 +20,25 @@ from marl.report.transcripts import check_transcript
 from marl.report.views import game_view, is_among_us, is_dond, story_of
 from marl.storage.folder import CONFIG, read_settings
 
-MOST_FILES = 200  # that the list of all games reads; a run's own list reads all of its files
-PATTERNS = ("episodes/*.jsonl", "episodes-*.jsonl")  # of training and evaluation; of play
+MOST_FILES = 200  # that are read for one page of the list
+TRANSCRIPTS = re.compile(
+    r"(simulated_)?(episodes|games)(-[^/]*)?\.jsonl"
+)  # of play, evaluate, talk, intents, web_export
+EPISODES = "episodes"  # a folder: of training, of the final evaluation, of this page
+WITHOUT = ("checkpoints", "wandb")  # folders without games, and with many files
 NAME = re.compile(r"[^/\0.][^/\0]*")
+ENDINGS = ("deal", "no deal", "won by crewmates", "won by imposters", "won by nobody")
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of recorded games. `name`: its place below the run's folder, where `episodes/` is left out."""
+
+    path: Path
+    run: str
+    name: str
+    changed: int
+    size: int
 
 
 @dataclass(frozen=True)
@@ -27,7 +46,7 @@ class Recorded:
     """A recorded game in the list."""
 
     run: str
-    file: str
+    file: str  # below the run's folder
     line: int  # from 1
     seed: int
     players: tuple[str, ...]
@@ -44,17 +63,51 @@ class Recorded:
         return f"/watch/{self.run}/{self.file}/{self.line}"
 
 
-def files_of(runs: Path, run: str = "") -> list[Path]:
-    """Files of recorded games, the newest first."""
-    folders = [runs / run] if run else [path for path in runs.iterdir() if path.is_dir()] if runs.is_dir() else []
-    found = [path for folder in folders for pattern in PATTERNS for path in folder.glob(pattern)]
-    return sorted(found, key=lambda path: (-path.stat().st_mtime, path.name))
+def files_of(runs: Path, run: str = "") -> list[File]:
+    """Files of recorded games of a run or of all, the newest first. Only their folders are read.
+
+    A study's own games are left out: they are watched once they are exported.
+    """
+    names = [path.name for path in runs.iterdir() if NAME.fullmatch(path.name)] if runs.is_dir() else []
+    found = [file for name in names if run in ("", name) for file in _files(runs / name)]
+    return sorted(found, key=lambda file: (-file.changed, file.run, file.name))
+
+
+def _files(top: Path) -> list[File]:
+    found = []
+    for at, folders, names in os.walk(top):
+        folders[:] = [name for name in folders if name not in WITHOUT and not name.startswith(".")]
+        here = Path(at)
+        if here.parent == top and here.name == EPISODES and study_of(top):
+            continue
+        for name in names:
+            in_episodes = here.name == EPISODES and name.endswith(".jsonl")
+            if not in_episodes and not TRANSCRIPTS.fullmatch(name):
+                continue
+            short = here.parent == top and in_episodes and not TRANSCRIPTS.fullmatch(name)
+            with suppress(OSError):  # gone meanwhile
+                about = (here / name).stat()
+                place = name if short else (here / name).relative_to(top).as_posix()
+                found.append(File(here / name, top.name, place, about.st_mtime_ns, about.st_size))
+    return found
 
 
 def runs_with_games(runs: Path) -> list[str]:
-    if not runs.is_dir():
-        return []
-    return sorted(path.name for path in runs.iterdir() if any(next(path.glob(pattern), None) for pattern in PATTERNS))
+    return sorted({file.run for file in files_of(runs)})
+
+
+def study_of(folder: Path) -> str:
+    """The study whose server keeps its games in this folder; empty if none does."""
+    path = folder / "games.sqlite"
+    if not path.is_file():
+        return ""
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
+            if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'studies'").fetchone():
+                return ""
+            return str((db.execute("SELECT name FROM studies").fetchone() or [""])[0])
+    except sqlite3.Error:
+        return folder.name  # nobody knows whose games those are, so nobody sees them
 
 
 @lru_cache(maxsize=4096)
@@ -76,38 +129,44 @@ def arms_of(runs: Path) -> list[str]:
     return sorted({arm for name in runs_with_games(runs) if (arm := arm_of(runs / name))})
 
 
-def games_of(runs: Path, run: str = "", ending: str = "", words: str = "", arm: str = "") -> list[Recorded]:
-    """The recorded games of a run or an arm, or the newest of all, with this ending and these words in a message."""
+def games_of(
+    runs: Path, most: int, first: tuple[int, int] = (0, 0), run: str = "", ending: str = "", words: str = "",
+    arm: str = "",
+) -> tuple[list[Recorded], tuple[int, int] | None]:  # fmt: skip
+    """Up to `most` recorded games, the newest first, with this ending and these words in a message; and where the next
+    page begins, None at the end. `first`: a file's number and a game's in it.
+
+    At most MOST_FILES files are read: a page may hold fewer games, and go on.
+    """
     if run and run not in runs_with_games(runs):
         raise UserError("There is no run of this name with recorded games.")
-    every = [path for path in files_of(runs, run) if not arm or arm_of(runs / path.relative_to(runs).parts[0]) == arm]
-    files = every[: None if run else MOST_FILES]
-    games = [game for path in files for game in _of_file(runs, path)]
-    return [g for g in games if (not ending or g.ending == ending) and words.lower() in g.words]
+    files = [file for file in files_of(runs, run) if not arm or arm_of(runs / file.run) == arm]
+    found: list[Recorded] = []
+    for number, file in enumerate(files[first[0] :], start=first[0]):
+        if number - first[0] == MOST_FILES:
+            return found, (number, 0)
+        for place, game in enumerate(_read(file)):
+            if (number, place) < first or (ending and game.ending != ending) or words.lower() not in game.words:
+                continue
+            if len(found) == most:
+                return found, (number, place)
+            found.append(game)
+    return found, None
 
 
 def same_games(runs: Path, run: str, file: str, line: int) -> list[Recorded]:
     """The same game as other runs played it: dealt the same, and recorded in a file of the same name."""
-
-    def of(name: str) -> list[Recorded]:
-        return [game for path in files_of(runs, name) if path.name == file for game in _of_file(runs, path)]
-
-    own = next((game for game in of(run) if game.line == line), None)
-    others = [name for name in runs_with_games(runs) if name != run] if own else []
-    return [game for name in others for game in of(name) if own and game.deal == own.deal]
-
-
-def _of_file(runs: Path, path: Path) -> tuple[Recorded, ...]:
-    found = path.stat()
-    run = path.relative_to(runs).parts[0]
-    return _read(path, run, found.st_mtime_ns, found.st_size)
+    every = [game for other in files_of(runs) if other.name == file for game in _read(other)]
+    own = next((game for game in every if (game.run, game.line) == (run, line)), None)
+    others = sorted((game for game in every if game.run != run), key=lambda game: game.run)
+    return [game for game in others if own and game.deal == own.deal]
 
 
 @lru_cache(maxsize=2000)
-def _read(path: Path, run: str, changed: int, size: int) -> tuple[Recorded, ...]:
-    """The games of a file, without those that are damaged. `changed` and `size` renew the cache."""
+def _read(file: File) -> tuple[Recorded, ...]:
+    """The games of a file, without those that are damaged. Its time and size renew the cache."""
     games = []
-    lines = read_bytes(path).decode(errors="replace").split("\n")
+    lines = read_bytes(file.path).decode(errors="replace").split("\n")
     for number, line in enumerate(lines, start=1):
         try:
             t = json.loads(line)
@@ -116,7 +175,7 @@ def _read(path: Path, run: str, changed: int, size: int) -> tuple[Recorded, ...]
             messages = [str(turn["message"]) for turn in t["turns"] if turn["message"]]
             games.append(
                 Recorded(
-                    run, path.name, number, int(t["seed"]), tuple(dict.fromkeys(map(str, t["players"].values()))),
+                    file.run, file.name, number, int(t["seed"]), tuple(dict.fromkeys(map(str, t["players"].values()))),
                     deal or f"won by {outcome.get('winner') or 'nobody'}", str(outcome.get("how", "")), len(messages),
                     "\n".join(messages).lower(), len(lines) <= 2, began(t),
                     digest({"seed": t["seed"], "facts": t["facts"]}),
@@ -168,7 +227,11 @@ def _phases(text: str) -> list[Phase]:
 
 def line_of(runs: Path, run: str, file: str, line: int) -> tuple[str, int]:
     """A recorded game as it is written, and how many its file has."""
-    path = next((path for path in files_of(runs, run) if path.name == file), None) if NAME.fullmatch(run) else None
+    path = next((each.path for each in files_of(runs, run) if run and each.name == file), None)
+    if path is None and NAME.fullmatch(run) and (study := study_of(runs / run)):
+        raise UserError(
+            f"These are games of study {study}. Export them (python -m experiments.web_export), then watch the export."
+        )
     lines = read_bytes(path).decode(errors="replace").split("\n") if path else []
     if path is None or not 1 <= line <= len(lines) or not lines[line - 1]:
         raise UserError("There is no such recorded game.")

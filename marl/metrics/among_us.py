@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from envs.among_us.state import DIRECTIONS, NAMES, SKIP, WAIT, Act, Action, Room
@@ -166,6 +167,67 @@ def story(facts: Mapping[str, Any], replies: Sequence[Reply]) -> list[Moves | Me
         last.rooms[step] = {name: room for name, room in rooms.items() if name in living}
         last.bodies[step] = {name: room for name, room in rooms.items() if name not in living}
     return chapters
+
+
+class Sight(NamedTuple):
+    """What a player saw before a choice: by name, who stood there, came (from a room) and went (to one), and bodies."""
+
+    present: tuple[str, ...]
+    entering: tuple[tuple[str, Room], ...]
+    leaving: tuple[tuple[str, Room], ...]
+    bodies: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return ", ".join([
+            *self.present,
+            *(f"{name} enters from {x},{y}" for name, (x, y) in self.entering),
+            *(f"{name} leaves to {x},{y}" for name, (x, y) in self.leaving),
+            *(f"the body of {name}" for name in self.bodies),
+        ])  # fmt: skip
+
+
+def sights(chapters: Sequence[Moves | Meeting]) -> list[dict[int, dict[str, Sight]]]:
+    """What each player saw before each of its choices, by step and name, for each `Moves`.
+
+    A walk is seen from both its ends until it is over, also if it ended in a death. How long walks last is not in the
+    log: whoever walks is asked next at its end.
+    """
+    told = [chapter for chapter in chapters if isinstance(chapter, Moves)]
+    asked = [{who: [s for s in moves.by_step if who in moves.by_step[s]] for who in moves.rooms[-1]} for moves in told]
+    lasts = [
+        later - step
+        for moves, own in zip(told, asked, strict=True)
+        for who, steps in own.items()
+        for step, later in pairwise(steps)
+        if moves.by_step[step][who].act is Act.GO
+    ]
+    return [_sights(moves, min(lasts, default=1)) for moves in told]
+
+
+def _sights(moves: Moves, walk: int) -> dict[int, dict[str, Sight]]:
+    walks: dict[str, tuple[Room, Room, int]] = {}  # from where, to where, and the step at whose choices it is over
+    rooms: dict[str, Room] = moves.rooms[-1]
+    bodies: dict[str, Room] = {}
+    found: dict[int, dict[str, Sight]] = {}
+    for step, chosen in moves.by_step.items():
+        walks = {who: each for who, each in walks.items() if each[2] > step}
+        found[step] = {}
+        for who in chosen:
+            here = rooms[who]
+            others = [(name, *walks.get(name, (None, rooms.get(name)))[:2]) for name in NAMES if name != who]
+            seen = [each for each in others if each[0] in rooms or (each[0] in walks and bodies.get(each[0]) != here)]
+            found[step][who] = Sight(
+                tuple(name for name, origin, goal in seen if goal == here and origin is None),
+                tuple((name, origin) for name, origin, goal in seen if goal == here and origin is not None),
+                tuple((name, goal) for name, origin, goal in seen if origin == here and goal is not None),
+                tuple(name for name in NAMES if bodies.get(name) == here),
+            )
+        for who, action in chosen.items():
+            if action.act is Act.GO:
+                (x, y), (dx, dy) = rooms[who], DIRECTIONS[action.target]
+                walks[who] = (rooms[who], (x + dx, y + dy), step + walk)
+        rooms, bodies = moves.rooms[step], moves.bodies[step]
+    return found
 
 
 def room_name(room: Room) -> str:

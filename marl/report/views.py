@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from envs.among_us.state import NAMES, Act
 from envs.core import END
 from envs.dond import replies as dond_replies
 from envs.dond import rules as dond_rules
-from marl.metrics.among_us import Meeting, Moves, Reply, of_among_us, story
+from marl.metrics.among_us import Meeting, Moves, Reply, Sight, of_among_us, sights, story
 
 Transcript = dict[str, Any]
 View = dict[str, Any]
@@ -56,6 +56,7 @@ def game_view(transcript: Transcript, condition: str = "") -> View:
                 "text": printable(said(turn)),
                 "moved": [{"listener": name, "shifts": own, "total": total_of(own)} for name, own in moved.items()],
                 "plan": plan_text(turn),
+                "weighed": weighed(turn),
             }
         )
     facts = transcript["facts"]
@@ -116,20 +117,21 @@ def said(turn: dict[str, Any]) -> str:
     return text
 
 
-def plan_text(turn: dict[str, Any], most: int = 3) -> str:
-    """A plan in one line: the chosen action and the likeliest others, with anchor and plan probabilities and values.
-
-    Empty if the reply was not planned.
-    """
+def weighed(turn: dict[str, Any]) -> list[tuple[str, float, float, float]]:
+    """All actions of a plan, each with anchor probability, plan probability and value: the chosen one, then the
+    likeliest. Empty if the reply was not planned."""
     if "planned" not in turn:
-        return ""
+        return []
     p = turn["planned"]
-    rows = sorted(
-        zip(p["actions"], p["anchor"], p["plan"], p["values"], strict=True),
-        key=lambda r: (r[0] != p["chosen"], -r[2], -r[1]),
-    )
-    shown = "; ".join(f"{a} {tau:.2f} -> {pi:.2f}, worth {value:.2f}" for a, tau, pi, value in rows[:most])
-    return shown + (f"; {p['floored']:.0%} of the anchor raised from 0" if p.get("floored") else "")
+    rows = zip(p["actions"], p["anchor"], p["plan"], p["values"], strict=True)
+    return sorted(rows, key=lambda r: (r[0] != p["chosen"], -r[2], -r[1]))
+
+
+def plan_text(turn: dict[str, Any], most: int = 3) -> str:
+    """The first of `weighed` in one line, empty if the reply was not planned."""
+    each = [f"{a} {tau:.2f} -> {pi:.2f}, worth {value:.2f}" for a, tau, pi, value in weighed(turn)[:most]]
+    floored = turn["planned"].get("floored") if each else 0
+    return "; ".join([*each, *([f"{floored:.0%} of the anchor raised from 0"] if floored else [])])
 
 
 def considered(turn: dict[str, Any]) -> list[str]:
@@ -228,8 +230,9 @@ def _among_us_view(transcript: Transcript) -> View:
         }
         for agent, held_by in sorted(transcript["players"].items())
     ]
+    seen = iter(sights(told))
     chapters = [
-        _moves_view(chapter, [seat["name"] for seat in seats])
+        _moves_view(chapter, [seat["name"] for seat in seats], next(seen))
         if isinstance(chapter, Moves)
         else _meeting_view(chapter, transcript, imposters)
         for chapter in told
@@ -264,14 +267,19 @@ def fates(names: Sequence[str], told: Sequence[Moves | Meeting]) -> dict[str, st
     return found
 
 
-def _moves_view(moves: Moves, names: Sequence[str]) -> View:
-    """A row for each step at which anybody chose, a cell for each player."""
+def _moves_view(moves: Moves, names: Sequence[str], seen: Mapping[int, Mapping[str, Sight]]) -> View:
+    """A row for each step at which anybody chose, a cell for each player: what it saw, and what it chose."""
     marked = {(deed.step, deed.who) for deed in moves.deeds}
     rows = [
         {
             "step": step,
             "cells": [
-                {"text": " ".join(filter(None, chosen.get(name, ()))), "deed": (step, name) in marked} for name in names
+                {
+                    "text": " ".join(filter(None, chosen.get(name, ()))),
+                    "deed": (step, name) in marked,
+                    "saw": str(seen[step].get(name, "")),
+                }
+                for name in names
             ],
         }
         for step, chosen in moves.by_step.items()
@@ -309,6 +317,7 @@ def _meeting_view(meeting: Meeting, transcript: Transcript, imposters: set[str])
             "right": choice in imposters,
             "belief": beliefs.get(voter),
             "plan": plan_text(meeting.voters[voter]),
+            "weighed": weighed(meeting.voters[voter]),
         }
         for voter, choice in meeting.votes.items()
     ]

@@ -58,7 +58,10 @@ async function send(event) {
     const answer = await fetch(event.target.action, { method: "POST", body, headers: { "x-script": "1" } });
     if (answer.ok || answer.status === 400) show(await answer.text(), answer.ok);
     else { alert(await answer.text()); location.reload(); }
-  } catch { location.reload(); }
+  } catch { // the page stays, and goes on once the server is back
+    for (const button of table.querySelectorAll("button")) button.disabled = false;
+    alert("The server does not answer. Wait a moment, then try again.");
+  }
 }
 
 function wait(version) {
@@ -77,8 +80,8 @@ const again = document.getElementById("again"); // a place in the queue
 if (again) setTimeout(() => again.requestSubmit(), 4000);
 
 const curves = document.getElementById("curves");
-if (curves) setInterval(async () => {
-  if (document.hidden || curves.querySelector(".state").dataset.state !== "training") return;
+if (curves) setInterval(async () => { // also of a run that is new, or silent for long: it may go on
+  if (document.hidden || curves.querySelector(".state").dataset.state === "finished") return;
   const answer = await fetch(curves.dataset.curves).catch(() => null);
   if (answer && answer.ok) curves.innerHTML = await answer.text();
 }, 5000);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -21,7 +22,7 @@ pytest.importorskip("httpx")
 from starlette.testclient import TestClient
 
 from envs.core import Style
-from experiments import train, web, web_export, web_simulate
+from experiments import benchmark, train, web, web_export, web_simulate
 from experiments.webapp.store import TABLES, Store
 from experiments.webapp.study import Pay, pick, read_study
 from marl.agents.base import Agent
@@ -33,7 +34,7 @@ from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import Game, draw_games
 from tests.composing import DOND, configure
-from tests.experiments.webapp.test_web import Page
+from tests.experiments.webapp.test_web import Page, serving
 
 STUDY: dict[str, Any] = {
     "name": "small",
@@ -79,9 +80,15 @@ def studying(runs: Path, *settings: str) -> Iterator[Any]:
         shut()
 
 
+def agree(person: TestClient, page: str) -> Any:
+    """Ticks every statement of this page."""
+    (text,) = re.findall(r'name="text" value="(\w+)"', page)
+    return person.post("/study/consent", data={"text": text, "agree0": "yes", "agree1": "yes"})
+
+
 def join(person: TestClient) -> str:
     """Agrees to everything; returns the first page of whoever takes part."""
-    found = person.post("/study/consent", data={"agree0": "yes", "agree1": "yes"})
+    found = agree(person, person.get("/study").text)
     assert found.status_code == 200
     return str(found.text)
 
@@ -183,6 +190,58 @@ def test_another_text_needs_another_version(tmp_path: Path) -> None:
         assert "0 of 4" in join(person)
 
 
+def test_people_agree_to_the_text_that_they_were_shown(tmp_path: Path) -> None:
+    """Whoever agrees on a page of another text than the server's reads the new one, and has not agreed to anything."""
+    written(tmp_path)
+    with studying(tmp_path) as browser:
+        person = browser()
+        page, cookies = person.get("/study").text, person.cookies
+    written(tmp_path, information="Something else is kept.")  # nobody has agreed: it may still change
+    with studying(tmp_path) as browser:
+        person = browser()
+        person.cookies = cookies
+        shown = agree(person, page)
+        assert shown.status_code == 400 and "Something else is kept" in shown.text
+        assert "has changed since you opened this page" in shown.text
+        assert person.post("/study/next").status_code == 400
+        nothing = person.post("/study/consent", data={"agree0": "yes", "agree1": "yes"})
+        assert "has changed since you opened this page" in nothing.text
+        assert "0 of 3" in agree(person, shown.text).text
+    export = web_export.main(configure("web_export", f"study={tmp_path}/small.yaml", f"runs={tmp_path}"))
+    kept = json.loads((export / "study.json").read_text())["versions"]
+    assert [row["version"] for row in rows(export / "people.csv")] == ["1"] == list(kept)
+    assert kept["1"]["information"] == "Something else is kept."
+
+
+def test_a_study_s_games_are_served_by_that_study_alone(tmp_path: Path) -> None:
+    """Another server on its folder is refused in a sentence, and changes nothing; a study takes over no other games."""
+    written(tmp_path)
+    with studying(tmp_path) as browser:
+        person = browser()
+        join(person)
+        game, cookies = Turn(person), person.cookies
+        game.settle()
+        before = game.text
+    there = f"out={tmp_path}/study-small"
+    with pytest.raises(UserError, match=r"games there are of study small\. Serve it"), serving(tmp_path, there):
+        pass
+    written(tmp_path, name="other")
+    with pytest.raises(UserError, match=r"games there are of study small\. Serve it"), studying(tmp_path, there):
+        pass
+    written(tmp_path)
+    with studying(tmp_path) as browser:
+        game.browser = browser()
+        game.browser.cookies = cookies
+        game.load()
+        assert game.text == before
+    with serving(tmp_path) as browser:
+        Page(browser(), "dond", "scripted", "player_0")
+    with pytest.raises(UserError, match="of no study"), studying(tmp_path, f"out={tmp_path}/web"):
+        pass
+    with serving(tmp_path):
+        pass
+
+
 def test_programs_and_people_are_kept_apart(tmp_path: Path) -> None:
     written(tmp_path)
     with studying(tmp_path, f"out={tmp_path}/one") as browser:
@@ -212,8 +271,29 @@ def test_older_tables_are_taken_over_and_newer_ones_refused(tmp_path: Path) -> N
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA user_version = 99")
     db.close()
-    with pytest.raises(UserError, match="have version 99, expected 2"):
+    with pytest.raises(UserError, match=r"have version 99, expected 2.*give another out"):
         Store(path)
+
+
+@pytest.mark.parametrize(
+    ("version", "why"),
+    [
+        (99, "have version 99, expected 2. Use the code that wrote them"),
+        (1, "have version 1, expected 2.*serve the study once"),
+        (None, "is no database of games"),
+        (0, "is no database of games"),
+    ],
+)
+def test_an_export_of_other_tables_says_so(version: int | None, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "games.sqlite"
+    if version is None:
+        path.write_text("no database, and longer than the header of one" * 20)
+    else:
+        with sqlite3.connect(path) as db:
+            db.executescript(f"{TABLES if version else ''} PRAGMA user_version = {version};")
+        db.close()
+    with pytest.raises(UserError, match=why):
+        web_export.main(configure("web_export", f"study={written(tmp_path)}", f"study_out={tmp_path}"))
 
 
 # --- Assignment and pay -----------------------------------------------------------------------------------------------
@@ -262,14 +342,24 @@ def test_from_consent_to_the_export(tmp_path: Path) -> None:
             assert browser().get(path).status_code == 404
         wrong = browser()
         assert wrong.post("/study/next").status_code == 400  # nobody plays who has not agreed
-        assert wrong.post("/study/consent", data={"agree0": "yes"}).status_code == 400
+        (text,) = re.findall(r'name="text" value="(\w+)"', wrong.get("/study").text)
+        missing = wrong.post("/study/consent", data={"text": text, "agree0": "yes"})
+        assert missing.status_code == 400 and "agree to every statement" in missing.text
         assert "One question first" in join(wrong)
         assert wrong.post("/study/next").status_code == 400
         assert "is not for you" in wrong.post("/study/screening", data={"answer": "One"}).text
         assert "is not for you" in wrong.post("/study/screening", data={"answer": "Two"}).text  # no second try
+        leaves = browser()
+        join(leaves)
+        leaves.post("/study/screening", data={"answer": "One"})
+        assert "Everything is deleted" in leaves.post("/study/withdraw").text
+        assert "is not for you" in leaves.get("/study").text  # nor by withdrawing in between
+        assert "is not for you" in agree(leaves, browser().get("/study").text).text
+        assert sorted(leaves.cookies) == ["screened_small", "session"] and leaves.cookies["screened_small"] == "yes"
         person = browser()
         join(person)
         assert "0 of 3" in person.post("/study/screening", data={"answer": "Two"}).text
+        assert "0 of 3" in person.post("/study/screening", data={"answer": "One"}).text  # too late to fail
         for number in (1, 2, 3):
             game = Turn(person)
             assert Turn(person).address == game.address  # one game at a time
@@ -291,7 +381,8 @@ def test_from_consent_to_the_export(tmp_path: Path) -> None:
     for text in sent:  # neither who the opponent is nor how games are assigned
         assert "stubborn" not in text and "generous" not in text and "hard" not in text
     summary = json.loads((export / "study.json").read_text())
-    assert summary["people"] == {"consented": 2, "playing": 1, "refused": 1, "withdrawn": 0}
+    assert summary["people"] == {"consented": 2, "playing": 1, "refused": 1, "withdrawn": 1}
+    assert summary["assignment"] == {"1": "balanced, seed 0"} and summary["bootstrap_seed"] == 0
     folder = tmp_path / "study-small"
     kept = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
     assert b"testclient" not in kept and b"127.0.0.1" not in kept  # no browser's name, no address
@@ -317,6 +408,9 @@ def test_whoever_withdraws_leaves_nothing(tmp_path: Path) -> None:
         game.settle()
         if game.state == "yours":
             leaves.post(game.address, data={"number": game.number, "kind": "message", "text": "zebracrossing"})
+        exporting = (f"study={tmp_path}/small.yaml", f"runs={tmp_path}")
+        export = web_export.main(configure("web_export", *exporting))  # before
+        assert all(code in (export / name).read_text() for name in ("games.jsonl", "games.csv", "people.csv"))
         session = leaves.cookies["session"].partition(".")[0]
         assert "Withdraw and delete" in leaves.get("/study/withdraw").text
         assert "Everything is deleted" in leaves.post("/study/withdraw").text
@@ -324,6 +418,7 @@ def test_whoever_withdraws_leaves_nothing(tmp_path: Path) -> None:
         assert "I agree and take part" in leaves.get("/study").text
         folder = tmp_path / "study-small"
         assert len(list((folder / "episodes").glob("*.jsonl"))) == 1
+        web_export.main(configure("web_export", *exporting))  # again: the earlier one is written over
         kept = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
         for gone in (session, code, "zebracrossing", game.address.rpartition("/")[2]):
             assert gone.encode() not in kept, gone
@@ -343,6 +438,28 @@ def test_whoever_withdraws_leaves_nothing(tmp_path: Path) -> None:
     assert not rows(export / "people.csv") and not list((folder / "episodes").glob("*.jsonl"))
 
 
+def test_a_study_s_games_are_watched_once_they_are_exported(tmp_path: Path) -> None:
+    """The pages for everybody show nothing of a study but what whoever runs it has written out."""
+    written(tmp_path)
+    with studying(tmp_path) as browser:
+        person = browser()
+        join(person)
+        game = Turn(person)
+        game.finish()
+    own = f"/watch/study-small/{game.address.rpartition('/')[2]}.jsonl/1"
+    with serving(tmp_path) as browser:
+        anybody = browser()
+        assert "study-small" not in anybody.get("/watch").text
+        assert anybody.get("/watch?run=study-small").status_code == 400
+        for address in (own, f"{own}/beside/study-small/{own.rpartition('small/')[2]}"):
+            refused = anybody.get(address)
+            assert refused.status_code == 400 and "Export them" in refused.text and "fair" not in refused.text
+        web_export.main(configure("web_export", f"study={tmp_path}/small.yaml", f"runs={tmp_path}"))
+        (link,) = re.findall(r'href="(/watch/[^"]+)"', anybody.get("/watch").text)
+        assert "Played by" in anybody.get(link).text and link == "/watch/study-small/export/games.jsonl/1"
+        assert anybody.get(own).status_code == 400
+
+
 def test_an_export_without_a_study_says_so(tmp_path: Path) -> None:
     written(tmp_path)
     with pytest.raises(UserError, match="there is no such study yet"):
@@ -355,6 +472,22 @@ def test_the_difference_of_two_conditions_is_over_people() -> None:
     found = web_export.difference(a, b, np.random.default_rng(0))
     assert (found.mean, found.low, found.high, found.n) == (1.0, 1.0, 1.0, 2)
     assert np.isnan(web_export.difference([(0, 1.0)], [(0, 2.0)], np.random.default_rng(0)).low)
+
+
+def test_means_are_over_people() -> None:
+    """One person of one game worth 10, one of three games worth 2 each. A draw of two people is twice the first (mean
+    10), both (16 / 4), or twice the second (2): the interval is 2 to 10, and not that of four games."""
+    games = [row_of("p1", 10.0), *(row_of("p2", 2.0) for _ in range(3)), row_of("p2", 99.0, state="open")]
+    table, counts = web_export.tabulated(games, 0)
+    found = table["one/a"]["points"]
+    assert (found.mean, found.low, found.high, found.n) == (4.0, 2.0, 10.0, 2)
+    assert counts["one/a"] == (2, 4)
+
+
+def row_of(person: str, points: float, **given: Any) -> web_export.GameRow:
+    blank = dict.fromkeys(web_export.GameRow.__annotations__, "")
+    named = {"person": person, "part": "one", "condition": "a", "state": "over", "points": points, "pay": 0.0}
+    return web_export.GameRow(**{**blank, **named, **given})  # type: ignore[arg-type]
 
 
 # --- Simulations ------------------------------------------------------------------------------------------------------
@@ -397,6 +530,20 @@ def test_a_simulation_recovers_a_known_difference(tmp_path: Path) -> None:
     assert known < -1
     assert float(row["low"]) < known < float(row["high"]) < 0, (row, known)
     assert (row["people"], row["games"]) == ("10", "200")
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_the_page(tmp_path: Path) -> None:
+    """A row for one person and one for fifty from one address, who all get in by the default limit; nothing is lost."""
+    written(tmp_path)
+    settings = (f"runs={tmp_path}", f"out={tmp_path}/bench", f"pages.study={tmp_path}/small.yaml", "device=cpu")
+    limit, crowds = configure("web").new_people, "crowds=[{people: 1, plays: 3}, {people: 50, plays: 50}]"
+    benchmark.main(configure("benchmark", "bench=web", *settings, f"pages.new_people={limit}", crowds))
+    found = json.loads((tmp_path / "bench/benchmark.json").read_text())
+    alone, many = found["rows"]
+    assert (alone["people"], alone["games"], many["people"], many["games"]) == (1, 3, 50, 50)
+    assert many["replies"] >= 50 and 0 < many["median"] <= many["p95"] and 0 <= alone["page"] <= alone["p95"] * 2
+    assert found["settings"]["pages"]["study"] and found["hardware"] and "page" not in many
 
 
 def test_programs_play_among_us_too(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,10 @@ import torch
 pytest.importorskip("starlette")
 pytest.importorskip("httpx")
 
+from starlette.testclient import TestClient
 
+from envs.among_us import events, reading
+from envs.core import Style
 from experiments.webapp import watch
 from experiments.webapp.engine import Engine, Limits
 from experiments.webapp.opponents import Opponents
@@ -26,13 +30,16 @@ from marl.agents.model import PlayConfig
 from marl.common.errors import UserError
 from marl.common.files import write_text
 from marl.decoding import memory
+from marl.metrics.among_us import sights
 from marl.planning.planner import PlannerConfig, planning_agent
-from marl.report.transcripts import episode_to_json, read_episodes, write_episodes
+from marl.report.transcripts import episode_to_json, read_episodes, write_episodes, write_transcripts
+from marl.report.views import story_of
 from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import Game
 from marl.storage.checkpoint import save_policy
 from tests.endpoint import Server
+from tests.experiments.webapp.browsing import chromium, server
 from tests.experiments.webapp.test_web import Meddled, Page, serving, settle, tiny_agent
 from tests.marl.models import tiny_policy
 from tests.marl.planners import negotiator
@@ -58,6 +65,52 @@ def test_two_runs_are_watched_side_by_side(tmp_path: Path) -> None:
         assert person.get("/watch/one/final.jsonl/1/beside/four/final.jsonl/2").status_code == 400
         listed = person.get("/watch?arm=game_only").text
         assert "/watch/two/" in listed and "/watch/one/" not in listed
+
+
+def test_every_recorded_game_can_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From page to page, whichever command wrote it; a page of the list reads only some of all files."""
+    make = env_maker({"game": "dond", "style": "natural", "max_entries": 4})
+    (episode,) = rollout([Game(1)], everyone(scripted("dond", "fair")), make, 1)
+    game = episode_to_json(episode)
+    files = [
+        "run/episodes/final.jsonl", "play/episodes-001.jsonl", "evaluated/episodes.jsonl", "talk/games.jsonl",
+        "study-x/export/simulated_games.jsonl", "bases/b/evaluations/n/episodes/base.jsonl", "cells/games-s0-ab.jsonl",
+        *(f"web/episodes/{n}.jsonl" for n in range(260)),
+    ]  # fmt: skip
+    for number, name in enumerate(files):
+        last = {**game["turns"][-1], "message": "zebracrossing"}
+        turns = game["turns"] if number else [*game["turns"][:-1], last]
+        write_transcripts(tmp_path / name, [{**game, "turns": turns, "seed": seed} for seed in range(1 + number % 3)])
+        os.utime(tmp_path / name, (1_000_000 + number, 1_000_000 + number))
+    for name in ("run/metrics.jsonl", "run/timing.jsonl", "run/checkpoints/1/episodes.jsonl", ".cache/games.jsonl"):
+        write_transcripts(tmp_path / name, [game])  # none of the games of a run
+    reads: list[str] = []
+    read_bytes = watch.read_bytes
+    monkeypatch.setattr(watch, "read_bytes", lambda path: (reads.append(str(path)), read_bytes(path))[1])
+
+    def followed(person: TestClient, page: str) -> list[str]:
+        found = []
+        while page:
+            reads.clear()
+            text = person.get(html.unescape(page)).text
+            assert len(reads) <= watch.MOST_FILES
+            found += re.findall(r'href="(/watch/[^"]+)"', text)
+            page = next(iter(re.findall(r'href="(/watch[^"]*)">older', text)), "")
+        return found
+
+    with serving(tmp_path) as browser:
+        person = browser()
+        assert person.get("/watch").status_code == 200 and len(reads) < 60  # until the page is full
+        found = followed(person, "/watch")
+        assert len(found) == len(set(found)) == sum(1 + number % 3 for number in range(len(files)))
+        written = {name.partition("/")[0] for name in files}
+        assert {address.split("/")[2] for address in found} == written
+        for address in [each for each in found if "/web/" not in each]:
+            shown = person.get(address)
+            assert shown.status_code == 200 and "Played by" in shown.text, address
+        assert len(followed(person, "/watch?run=web")) == len([each for each in found if "/web/" in each])
+        watch._read.cache_clear()
+        assert followed(person, "/watch?words=zebracrossing") == ["/watch/run/final.jsonl/1"]
 
 
 def test_diplomacy_is_watched_phase_by_phase(tmp_path: Path) -> None:
@@ -103,6 +156,36 @@ def test_the_curves_of_a_run_grow_while_it_trains(tmp_path: Path) -> None:
         assert 'data-state="stopped"' in person.get("/runs/one/curves").text
 
 
+@pytest.mark.slow
+def test_a_page_of_curves_follows_a_run_from_the_start_and_after_a_silence(tmp_path: Path) -> None:
+    """Left open, it shows figures of a run that had none yet, and of one that was silent for long, until its end."""
+    run = tmp_path / "one"
+    run.mkdir()
+    write_text(run / "config.yaml", "arm: full\nseed: 3\nenv: {game: dond}\nalgo: {iterations: 3}\n")
+
+    def wrote(count: int) -> None:
+        lines = [{"iteration": n, "phase": "train", "game/score": 4.0 + n} for n in range(1, count + 1)]
+        write_text(run / "metrics.jsonl", "".join(f"{json.dumps(line)}\n" for line in lines))
+
+    def shows(text: str) -> None:
+        page.clock.run_for(6000)
+        page.wait_for_function("text => document.querySelector('.state').innerText.includes(text)", arg=text)
+
+    with chromium() as browser, server(tmp_path) as (address, _):
+        page = browser.new_page()
+        page.clock.install()
+        page.goto(f"{address}/runs/one")
+        assert "no figures yet" in page.content()
+        wrote(1)
+        shows("1 of 3")
+        for name in ("metrics.jsonl", "config.yaml"):
+            os.utime(run / name, (0, 0))
+        shows("stopped")
+        wrote(2)
+        shows("2 of 3")
+        assert len(str(page.locator("polyline").first.get_attribute("points")).split()) == 2
+
+
 def test_the_map_follows_everybody(tmp_path: Path) -> None:
     """The rooms of the map are those that the players were told they are in."""
     env = {"game": "among_us", "style": "natural", "max_steps": 40, "cooldown": 1, "messages_each": 1}
@@ -141,6 +224,59 @@ def check_rooms(ways: dict, names: dict, heard: dict) -> int:
                 assert frame["at"][name] == room % 10 + room // 10 * ways["width"], (frame, name)
                 checked += 1
     return checked
+
+
+def test_who_saw_whom_is_told_as_the_players_were(tmp_path: Path) -> None:
+    """Before each choice: those who were there, came and went, and bodies, word for word what the player read."""
+    env = {"game": "among_us", "max_steps": 80, "cooldown": 1, "messages_each": 1, "walk_steps": 3, "tasks": 1}
+    kinds: Counter[str] = Counter()
+    for seed in range(8):
+        agent, read = scripted("among_us", "careful"), {}
+        act = agent.act
+
+        def noting(requests, act=act, read=read):  # type: ignore[no-untyped-def]
+            for r in requests:
+                looks = [e for e in reading.read(r.text, Style.NATURAL) if isinstance(e, events.Look)]
+                if looks:
+                    read[r.step, r.key[1]] = looks[-1]
+            return act(requests)
+
+        agent.act, agent.style = noting, Style.NATURAL  # type: ignore[method-assign, assignment]
+        (episode,) = rollout([Game(seed)], everyone(agent), env_maker({**env, "style": "natural"}), 1)
+        transcript = json.loads(json.dumps(episode_to_json(episode)))
+        by_name = {name: agent_ for agent_, name in transcript["facts"]["names"].items()}
+        told = {}
+        for each in sights(story_of(transcript)):
+            told |= {(step, by_name[who]): sight for step, own in each.items() for who, sight in own.items()}
+        assert told and told.keys() <= read.keys()
+        for at, sight in told.items():
+            look = read[at]
+            assert sight == (look.present, look.entering, look.leaving, look.bodies), (seed, at)
+            kinds += Counter({name: len(getattr(sight, name)) for name in sight._fields})
+    assert min(kinds[name] for name in ("present", "entering", "leaving", "bodies")) > 0, kinds
+    write_episodes(tmp_path / "one/episodes/final.jsonl", [episode])
+    with serving(tmp_path) as browser:
+        page = html.unescape(browser().get("/watch/one/final.jsonl/1").text)
+        shown = re.findall(r"<small>saw ([^<]+)</small>", page)
+        assert sorted(shown) == sorted(str(sight) for sight in told.values() if str(sight))
+
+
+def test_all_that_a_planner_weighed_is_shown(tmp_path: Path) -> None:
+    env = {"game": "dond", "style": "natural", "max_entries": 4}
+    (episode,) = rollout([Game(1)], everyone(scripted("dond", "fair")), env_maker(env), 1)
+    game = json.loads(json.dumps(episode_to_json(episode)))
+    actions = [f"(0 books, 0 hats, {n} balls)" for n in range(6)]
+    anchor, plan, values = [0.5, 0.1, 0.1, 0.1, 0.1, 0.1], [0.1, 0.2, 0.3, 0.15, 0.125, 0.125], [1.5, 2, 3, 4, 5, -6.25]
+    planned = {"actions": actions, "anchor": anchor, "plan": plan, "values": values, "chosen": actions[3]}
+    game["turns"][-1]["planned"] = planned
+    write_transcripts(tmp_path / "one/episodes/final.jsonl", [game])
+    with serving(tmp_path) as browser:
+        page = browser().get("/watch/one/final.jsonl/1").text
+    assert "all 6 that were weighed" in page
+    rows = re.findall(r"<tr><td>\(0 books, 0 hats, (\d) balls\)</td><td>(\S+)</td><td>(\S+)</td><td>(\S+)</td>", page)
+    assert [int(n) for n, *_ in rows] == [3, 2, 1, 4, 5, 0]  # the chosen one, then the likeliest
+    for n, *shown in rows:
+        assert [float(x) for x in shown] == [anchor[int(n)], plan[int(n)], values[int(n)]]
 
 
 @contextmanager

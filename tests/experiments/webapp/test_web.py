@@ -9,18 +9,22 @@ import socket
 import sqlite3
 import threading
 import time
+import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("starlette")
 pytest.importorskip("httpx")
 
+import uvicorn
 from starlette.testclient import TestClient
 
 from experiments import web
+from experiments.webapp import session
 from experiments.webapp.engine import Engine, Limits, Sight
 from experiments.webapp.opponents import Loaded, Opponents
 from experiments.webapp.store import Store, new_record
@@ -203,8 +207,11 @@ def test_a_restart_goes_on_where_the_game_was(game: str, opponent: str, tmp_path
         page.browser = browser()
         page.browser.cookies = cookies
         page.load()
-        page.settle()
-        assert page.text == before  # word for word
+        assert page.text == before  # word for word, and never an empty table first
+        last = re.findall(r'data-version="(\d+)"', before)[0]
+        again = page.browser.get(f"{page.address}/live?since=0", headers={"last-event-id": str(int(last) - 1)})
+        (event,) = re.findall(r"^id: (\d+)$", again.text, re.M)  # a page left open is told where the game is
+        assert event == last
         page.finish()
         assert page.state == "over"
     (transcript,) = recorded(tmp_path)
@@ -320,6 +327,71 @@ def test_requests_a_minute_are_limited(tmp_path: Path) -> None:
         person = browser()
         codes = [person.get("/play").status_code for _ in range(15)]
         assert codes[:9] == [200] * 9 and codes[-1] == 429
+
+
+def test_new_people_of_an_address_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropping the cookie gives no fresh limit; whoever has one goes on, and so does another address."""
+    now = [0.0]
+    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with serving(tmp_path, "new_people=10") as browser:
+        known = browser()
+        assert known.get("/play").status_code == 200
+        codes = [browser().get("/play").status_code for _ in range(15)]
+        assert codes == [200] * 9 + [429] * 6
+        refused = browser().get("/play")
+        assert "Too many new visitors" in refused.text and "set-cookie" not in refused.headers
+        assert browser().post("/play", data={"game": "dond"}).status_code == 429
+        now[0] = 6.0  # a tenth of a minute later there is one more
+        assert [browser().get("/play").status_code for _ in range(2)] == [200, 429]
+        assert known.get("/play").status_code == 200
+        other = TestClient(known.app, base_url="http://localhost:8700", client=("192.0.2.7", 1))
+        assert other.get("/play").status_code == 200
+        assert b"192.0.2.7" not in b"".join(path.read_bytes() for path in (tmp_path / "web").iterdir())
+    with serving(tmp_path, "token=open-sesame", "new_people=3") as browser:
+        codes = [browser().post("/enter", data={"token": "open-sesame"}).status_code for _ in range(5)]
+        assert codes == [200] * 3 + [429] * 2
+
+
+class Shown(webbrowser.BaseBrowser):
+    """A browser of this machine that notes what it is to show."""
+
+    def __init__(self, name: str, asked: list[str]) -> None:
+        super().__init__(name)
+        self.asked = asked
+
+    def open(self, url: str, new: int = 0, autoraise: bool = True) -> bool:
+        self.asked.append(url)
+        return True
+
+
+def test_the_page_is_shown_in_a_browser_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only if asked for, once the port listens, and in none that needs the terminal."""
+    asked: list[str] = []
+    taken: list[bool] = []
+
+    def run(server: uvicorn.Server, sockets: list[socket.socket]) -> None:
+        until = time.monotonic() + 10
+        while name == "firefox" and opens and not asked and time.monotonic() < until:
+            time.sleep(0.01)
+        with socket.create_connection(sockets[0].getsockname(), timeout=5):
+            taken.append(True)
+
+    monkeypatch.setattr(uvicorn.Server, "run", run)
+    for name, opens in (("firefox", False), ("firefox", True), ("/usr/bin/w3m", True), ("", True)):
+        asked.clear()
+
+        def found(name: str = name) -> webbrowser.BaseBrowser:
+            if not name:
+                raise webbrowser.Error("could not locate runnable browser")
+            return Shown(name, asked)
+
+        monkeypatch.setattr(webbrowser, "get", found)
+        settings = (f"runs={tmp_path}", "port=0", "device=cpu", f"open={str(opens).lower()}")
+        web.main(configure("web", *settings))
+        shown = [url for url in asked if re.fullmatch(r"http://127\.0\.0\.1:\d+", url)]
+        assert len(shown) == len(asked) == (name == "firefox" and opens)
+    assert len(taken) == 4
+    assert "experiments.web open=true" in (Path(web.__file__).parents[1] / "Makefile").read_text()
 
 
 def test_other_names_and_other_sites_are_refused(tmp_path: Path) -> None:
