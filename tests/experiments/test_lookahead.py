@@ -102,6 +102,28 @@ def test_a_study_from_its_anchor_to_its_table(tmp_path: Path, capsys: pytest.Cap
     assert (tmp_path / "out" / "table.csv").read_bytes() == (folder / "table.csv").read_bytes()
 
 
+def test_two_players_meet_each_by_each(tmp_path: Path) -> None:
+    pytest.importorskip("diplomacy", reason="needs the extra `diplomacy`")
+    small = [each for each in SMALL if not each.startswith("plane")]
+    lookahead.main(configure("lookahead", "board=france_austria", *small, "search.candidates=4", f"out={tmp_path}"))
+    (folder,) = tmp_path.iterdir()
+    of = {(row.arm, row.metric): row for row in read_table(folder / "table.csv")}
+    names = ["scripted", "SL", "SearchBot", "HedgeBot", "BRBot", "DORA", "DNVI_NPU", "piKL", "DNVI"]
+    assert {metric for _, metric in of} == {"rating", "score/population", "score/1v1", "score/1v1/scripted"}
+    against = {(row.arm, row.metric.rpartition("/")[2]): row.mean for row in read_table(folder / "pairs.csv")}
+    assert against.keys() == {(one, other) for one in names for other in names if one != other}
+    for (one, other), score in against.items():
+        assert score + against[other, one] == pytest.approx(1, abs=1e-4)  # a game has two seats
+        if other == "SL":
+            assert of[one, "score/1v1"].mean == pytest.approx(score, abs=1e-4)
+    games = csv_rows(folder / "games.csv.gz")
+    assert len(games) == 12 + 3 * 9 * 8 // 2 and set(games[0]) == {
+        "seed", "kind", "seat_0", "seat_1", "score_0", "score_1"
+    }  # fmt: skip
+    with pytest.raises(UserError, match=r"plays standard_france_austria among its like alone\. Take a player of pure"):
+        planner_agent(f"{folder}/piKL-s0", {"game": "diplomacy"})
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
