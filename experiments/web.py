@@ -24,7 +24,7 @@ from marl.agents.chat import ChatAgent, ChatConfig
 from marl.common.errors import UserError, check_count, check_temperature, check_writable
 from marl.intents.agent import CiceroConfig
 from marl.planning.planner import PlannerConfig
-from marl.rollout.games import env_maker
+from marl.rollout.games import is_installed
 
 SHORTEST = 8  # characters of a token
 IN_TERMINAL = ("www-browser", "links", "elinks", "lynx", "w3m")  # browsers
@@ -90,7 +90,7 @@ def check(cfg: DictConfig) -> None:
     for game, group in plain(cfg.games).items():
         if group["env"]["game"] != game:
             raise UserError(f"games.{game}.env.game={group['env']['game']}: must be {game}")
-        env_maker(group["env"])
+        is_installed(group["env"])
 
 
 def folder_of(cfg: DictConfig) -> Path:
@@ -139,7 +139,7 @@ def site(cfg: DictConfig) -> tuple[Any, Any, Any]:
     runs, out, settings = Path(cfg.runs), folder_of(cfg), plain(cfg)
     opponents = Opponents(
         runs,
-        {game: group["env"] for game, group in settings["games"].items()},
+        {game: group["env"] for game, group in settings["games"].items() if is_installed(group["env"])},
         device=pick_device(cfg.device),
         temperature=cfg.temperature,
         games=cfg.games_at_once,

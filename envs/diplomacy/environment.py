@@ -339,10 +339,11 @@ class Diplomacy(TextGame):
     # --- For trainers and analysts --------------------------------------------------------------------------------
     @property
     def facts(self) -> dict[str, Any]:
-        """The powers of the seats and the map; nothing of the board is hidden."""
+        """The powers of the seats, the map and the rounds of messages; nothing of the board is hidden."""
         self.check_started()
         return {
             "map_name": self._board.map_name,
+            "rounds": self.rounds,
             "powers": dict(self._power),
             "roles": dict.fromkeys(self.possible_agents, ROLE),
         }

@@ -53,9 +53,10 @@ def is_run(name: str) -> bool:
 
 
 def in_runs(name: str, runs: str) -> str:
-    """Returns the path of a run that only the folder `runs` has; every other name as it is."""
+    """Returns the path of a run, or of a study's player, that only the folder `runs` has; every other name as it is."""
     there = f"{runs}/{name}"
-    return there if not policy_folder(name).is_dir() and policy_folder(there).is_dir() else name
+    found = policy_folder(there).is_dir() or is_planner(there)
+    return there if found and not (policy_folder(name).is_dir() or is_planner(name)) else name
 
 
 def run_of(name: str) -> Path:

@@ -483,6 +483,8 @@ def result_of(play: Play, episode: Episode) -> dict[str, Any]:
         }
         if found["how"] == "abort":
             found["aborted_by"] = "person" if turns and turns[-1].agent == seat else "opponent"
+    elif "centres" in outcome:
+        found |= {"winner": outcome["winner"], "score": float(outcome["points"][seat])}
     else:
         found |= {"winner": outcome.get("winner"), "score": float(outcome.get("winner") == f"{found['role']}s")}
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache
@@ -21,6 +21,7 @@ from omegaconf import OmegaConf
 from envs.core import Style
 from experiments.setup.config import cast_of
 from experiments.setup.entrants import text_player
+from experiments.setup.lookahead import is_planner, planner_agent
 from experiments.setup.players import (
     bare,
     called_in_games,
@@ -51,8 +52,12 @@ from marl.storage.checkpoint import read_card
 from marl.storage.folder import CARD, run_settings
 
 AT = "@"  # between a run's name and the iteration
-ROLES = {"dond": (), "among_us": ("crewmate", "imposter")}
-SCRIPTS = {"dond": ("scripted", "random"), "among_us": ("careful", "random")}
+ROLES = {"dond": (), "among_us": ("crewmate", "imposter"), "diplomacy": ()}
+SCRIPTS = {
+    "dond": ("scripted", "random"),
+    "among_us": ("careful", "random"),
+    "diplomacy": ("scripted", "careful", "random"),
+}
 
 
 class Kind(IntEnum):
@@ -62,10 +67,14 @@ class Kind(IntEnum):
     ENDPOINT = 1
     RUN = 2
     BASE = 3
+    PLANNER = 4
 
     @property
     def label(self) -> str:
-        return ("Scripted players", "Behind an endpoint", "Finished runs", "Bases, before reinforcement learning")[self]
+        bases = "Bases, before reinforcement learning"
+        return ("Scripted players", "Behind an endpoint", "Finished runs", bases, "Players who plan, without talk")[
+            self
+        ]
 
 
 @dataclass(frozen=True)
@@ -81,7 +90,7 @@ class Opponent:
     @property
     def kind(self) -> Kind:
         if not self.model:
-            return Kind.ENDPOINT if self.name == CHAT else Kind.SCRIPT
+            return Kind.PLANNER if "/" in self.name else Kind.ENDPOINT if self.name == CHAT else Kind.SCRIPT
         return Kind.BASE if self.name.startswith("bases/") else Kind.RUN
 
 
@@ -131,6 +140,17 @@ class Opponents:
             ]
         for card in sorted(self.runs.glob("bases/*/policy.json")):
             found += self._of_folder(card.parent, card, f"base {card.parent.name}")
+        return found + self._planners()
+
+    def _planners(self) -> list[Opponent]:
+        """Trained players of studies of lookahead, who play on one map."""
+        env = self.envs.get("diplomacy")
+        found = []
+        for state in sorted(self.runs.glob("lookahead/*/*-s*/state.json")) if env else []:
+            name = state.parent.relative_to(self.runs).as_posix()
+            with suppress(UserError):  # still in training, or of another map
+                planner_agent(str(state.parent), env or {})
+                found.append(Opponent(name, "diplomacy", name.removeprefix("lookahead/"), env or {}))
         return found
 
     def _of_folder(self, folder: Path, card: Path, label: str) -> list[Opponent]:
@@ -206,7 +226,8 @@ class Opponents:
     def is_model(self, key: tuple[str, str]) -> bool:
         """Tells whether this name and game are those of a language model here."""
         name = bare(key[0]).partition(AT)[0]
-        return name not in (CHAT, *SCRIPTS.get(key[1], ())) and (self.runs / name).is_dir()
+        named = (CHAT, *SCRIPTS.get(key[1], ()))
+        return name not in named and (self.runs / name).is_dir() and not is_planner(str(self.runs / name))
 
     def load(self, name: str, env: Mapping[str, Any], busy: set[tuple[str, str]]) -> Loaded:
         """Returns the opponent ready to play. `busy`: those with open games, which stay loaded.
@@ -236,7 +257,8 @@ class Opponents:
             if self.chat is None:
                 raise UserError("There is no endpoint any more. Choose another opponent.")
             return Loaded(ChatAgent(self.chat, waits=False), self.games)
-        agent = text_player(name, env["game"], "opponent")
+        planner = str(self.runs / name)
+        agent = planner_agent(planner, env) if is_planner(planner) else text_player(name, env["game"], "opponent")
         assert isinstance(agent, TextAgent)
         agent.style = Style.NATURAL  # a script reads any style, and speaks as the person does
         return Loaded(agent, self.games)

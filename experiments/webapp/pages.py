@@ -20,6 +20,7 @@ from starlette.routing import Route
 
 from experiments.webapp import runs as runs_page
 from experiments.webapp import watch
+from experiments.webapp.boards import picture
 from experiments.webapp.engine import Engine, Sight
 from experiments.webapp.forms import Refused, done, form_of
 from experiments.webapp.opponents import Opponents
@@ -36,8 +37,12 @@ WAIT = 20.0  # seconds after which a page that waits for news asks again
 SHOWN = 100  # recorded games on a page
 FIRST = re.compile(r"(\d{1,8})\.(\d{1,8})")  # where a page of them begins: a file's number and a game's in it
 OBJECTIVES = {"own": "the opponent's own", "1": "cooperative", "0": "semi-competitive", "-1": "strictly competitive"}
-SEATS = {"dond": ("any", "player_0", "player_1"), "among_us": ("any", "crewmate", "imposter")}
-GAMES = {"dond": "Deal or No Deal", "among_us": "Among Us"}
+SEATS = {
+    "dond": ("any", "player_0", "player_1"),
+    "among_us": ("any", "crewmate", "imposter"),
+    "diplomacy": ("any",),  # powers are dealt
+}
+GAMES = {"dond": "Deal or No Deal", "among_us": "Among Us", "diplomacy": "Diplomacy"}
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self' 'unsafe-inline'; script-src 'self'; "
     "connect-src 'self'; img-src 'self' data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -91,6 +96,7 @@ class Site:
             ("/play/{game}", self.reply, "POST"),
             ("/play/{game}/live", self.live, "GET"),
             ("/play/{game}/stop", self.stop, "POST"),
+            ("/play/{game}/board", self.own_board, "GET"),
         ]
         open_pages: list[tuple[str, Callable[[Request, str], Answer], str]] = [
             ("/", self.home, "GET"),
@@ -229,6 +235,8 @@ class Site:
         env = {**opponent.env, "style": "natural"}
         if game == "dond" and objective != "own":
             env["objective"] = float(objective)
+        if game == "diplomacy":
+            env["press"] = "private" if form.get("talk") == "yes" else "none"
         # A model is loaded here, so that games under way don't wait for it.
         await run_in_threadpool(self.opponents.load, opponent.name, env, self.engine.busy())
         record = new_record(person, opponent.name, env, seat)
@@ -316,6 +324,16 @@ class Site:
         sight = self.own(request, person)
         await done(self.engine.stop(sight.id, "You stopped the game."))
         return RedirectResponse("/", 303)
+
+    async def own_board(self, request: Request, person: str) -> Response:
+        """The picture of the board in a game of Diplomacy that somebody plays."""
+        sight = self.own(request, person)
+        record = await run_in_threadpool(self.store.find, sight.id)
+        if record is None or sight.game != "diplomacy":
+            raise UserError("There is no such picture.")
+        seen = [text for kind, text in sight.entries if kind == "seen"]
+        svg = await run_in_threadpool(picture, str(record.env["map_name"]), seen)
+        return Response(svg, media_type="image/svg+xml", headers={"Content-Security-Policy": PICTURE})
 
     # --- Watch ------------------------------------------------------------------------------------------------------
     async def watch(self, request: Request, person: str) -> Response:

@@ -12,6 +12,7 @@ from envs.core import END, Style
 from envs.dond.replies import MESSAGE, PROPOSE
 from envs.dond.rules import ITEMS
 from envs.dond.texts import parse_prompt
+from experiments.webapp.boards import LAST_RULE, diplomacy_board
 from experiments.webapp.engine import Sight
 from marl.common.errors import UserError
 
@@ -19,6 +20,7 @@ LONGEST = 1000  # characters of a message
 DIGITS = re.compile(r"[0-9]{1,2}")
 PARTNER = re.compile(r"Partner: (.*)")
 SAYS = re.compile(r'(\w+) says: "(.*)"')
+WRITES = re.compile(r"([A-Z]+) to you: (.*)")
 CLAIM = re.compile(r"\((\d+) books, (\d+) hats, (\d+) balls\)")
 POINTS = re.compile(r"a deal\. You get (\S+) points, your partner gets (\S+)\.")
 GOAL = re.compile(r"^Your goal: .*", re.M)
@@ -36,6 +38,7 @@ View = dict[str, Any]
 BOARD: View = {  # what a board may have
     **{"items": [], "goal": "", "sums": {}},
     **{"rooms": [], "name": "", "role": "", "fellows": (), "choices": []},
+    **{"power": "", "pictured": False},
     **{"how": "", "result": ""},
 }
 
@@ -48,7 +51,13 @@ def table_view(sight: Sight) -> View:
     if sight.game == "among_us":  # the first text ends in what is seen at the start
         rules, _, now = rules.rstrip("\n").rpartition("\n")
         lines.append({"kind": "news", "who": "", "text": now})
-    board = dond_board(sight, rules, seen) if sight.game == "dond" else among_us_board(sight, rules, seen)
+    if sight.game == "diplomacy":
+        board = diplomacy_board(seen, sight.state == "over")
+        rules, end, now = rules.partition(LAST_RULE)
+        rules += end
+        lines += [{"kind": "news", "who": "", "text": line} for line in now.splitlines()]
+    else:
+        board = dond_board(sight, rules, seen) if sight.game == "dond" else among_us_board(sight, rules, seen)
     first = True
     for kind, text in sight.entries:
         if kind == "seen" and first:
@@ -78,7 +87,7 @@ def table_view(sight: Sight) -> View:
 def heard(line: str) -> View:
     if found := PARTNER.fullmatch(line):
         return {"kind": "heard", "who": "Partner", "text": found[1]}
-    if found := SAYS.fullmatch(line):
+    if found := SAYS.fullmatch(line) or WRITES.fullmatch(line):
         return {"kind": "heard", "who": found[1], "text": found[2]}
     return {"kind": "error" if line.startswith("Error: ") else "news", "who": "", "text": line}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 
@@ -51,6 +51,8 @@ def _read_wording() -> dict[str, Wording]:
 
 WORDING = _read_wording()  # in the order of the full table
 
+BY_PLAYER = ("game/score", "game/solo", "game/centres")  # of each player of a game for many, by its name
+
 COUNTED = (  # metrics that are never below 0
     "errors/", "talk/", "trained", "passes", "game/meetings", "game/reports", "game/tasks_done", "game/steps",
     "game/decisions", "game/points", "game/joint",
@@ -72,6 +74,9 @@ def wording(metric: str) -> Wording:
         "talk/heard": Wording(f"Heard after {name}", "messages, nats"),
         "loss": Wording(f"Loss: {name}", "unweighted, in the last training iteration"),
     }
+    for known in BY_PLAYER:
+        if metric.startswith(f"{known}/"):
+            return replace(WORDING[known], label=f"{WORDING[known].label} of {metric.removeprefix(f'{known}/')}")
     return WORDING.get(metric) or by_group.get(group) or Wording(metric, "")
 
 

@@ -19,7 +19,7 @@ from envs.diplomacy_v0 import parallel_env
 from marl.common.files import FAULTS
 from marl.report.views import Transcript, View, game_view
 
-MOST_ROUNDS = 3  # of messages in a phase that are tried: a transcript doesn't say how many there are
+MOST_ROUNDS = 3  # of messages in a phase that are tried where an older transcript doesn't say how many there were
 SEASONS = {"S": "Spring", "F": "Fall", "W": "Winter"}
 KINDS = {"M": "moves", "R": "retreats", "A": "adjustments"}
 COLOURS = {
@@ -57,7 +57,8 @@ def phases_of(transcript: Transcript) -> list[Phase]:
     if not is_diplomacy(transcript):
         return []
     compact = dict.fromkeys(transcript["players"], Style.COMPACT)
-    for rounds in range(1, MOST_ROUNDS + 1):
+    known = transcript["facts"].get("rounds")
+    for rounds in (max(1, known),) if isinstance(known, int) else range(1, MOST_ROUNDS + 1):
         try:
             phases, refused = _replay(transcript, compact, rounds)
             if refused:  # players who read natural words choose in them
@@ -73,7 +74,7 @@ def _replay(transcript: Transcript, styles: Mapping[str, Style], rounds: int) ->
     """Plays the turns again. Also returns agents whose replies were refused here and not there; no phases if the end
     is another one."""
     facts, outcome, turns = transcript["facts"], transcript["outcome"], transcript["turns"]
-    talks = any(turn["kind"] == "SPEAK" or turn["text"].strip() == NOBODY for turn in turns)
+    talks = facts.get("rounds") or any(turn["kind"] == "SPEAK" or turn["text"].strip() == NOBODY for turn in turns)
     years = max(1, int(outcome["year"]))
     env = parallel_env(
         map_name=facts["map_name"], years=years, press="private" if talks else "none", rounds=rounds, questions=0

@@ -128,5 +128,6 @@ def shown_games(runs: Sequence[Run], most: int = 24) -> list[list[View]]:
 
 
 def game_of(transcript: Transcript) -> str:
-    """Identifies a game: its seed and what was drawn."""
-    return json.dumps([transcript["seed"], transcript["facts"]], sort_keys=True)
+    """Identifies a game: its seed and what was drawn. It may be the same with and without talk."""
+    drawn = {name: value for name, value in transcript["facts"].items() if name != "rounds"}
+    return json.dumps([transcript["seed"], drawn], sort_keys=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,7 @@ def what_was_run(runs: Sequence[Run]) -> list[str]:
         learner = {"ppo": "PPO", "filtered_bc": "filtered behaviour cloning"}.get(algo["kind"], algo["kind"])
         what = f"Learned by {learner}"
         if algo.get("iterations") and algo.get("games"):
-            what += f": {algo['iterations']} iterations of {algo['games']} games"
+            what += f": {algo['iterations']} iteration{'s' if algo['iterations'] != 1 else ''} of {algo['games']} games"
         name = model.get("name") or ""
         kind = (
             "a model trained here from scratch" if model.get("kind") == "tiny" else f"the language model {name}".strip()
@@ -154,7 +155,7 @@ def who_plays(config: Mapping[str, Any]) -> list[str]:
     cast = {role: {**seats, **changes.get(role, {})} for role, seats in today.items()}
     who = []
     for role, seats in cast.items():
-        partner = f", {seats['partners']:g} of them {seats['partner']}" if seats.get("partners") else ""
+        partner = f", {seats['partners']:g} of them {Path(seats['partner']).name}" if seats.get("partners") else ""
         who.append(f"{role}s are {seats['player']}{partner}")
     return [f"Who plays: {'; '.join(who)}."] if who else []
 

@@ -87,6 +87,7 @@ def outcome_text(transcript: Transcript) -> str:
         how = str(outcome.get("how") or ", ".join(f"{name} {value}" for name, value in outcome.items()))
         if "centres" in outcome:
             held = {p: outcome["centres"][a] for a, p in outcome["powers"].items()}
+            how = "The years are over" if how == "years" else how
             how = f"{how}; centres: {', '.join(f'{power} {n}' for power, n in sorted(held.items()))}"
         winner = outcome.get("winner")
         return printable(how if winner is None else f"{winner} won ({how})")

@@ -69,6 +69,17 @@ def env_maker(env: Mapping[str, Any]) -> Callable[[], Any]:
     return make
 
 
+def is_installed(env: Mapping[str, Any]) -> bool:
+    """Tells whether the game has the package that it needs. UserError for bad settings."""
+    try:
+        env_maker(env)
+    except UserError as error:
+        if isinstance(error.__cause__, ImportError):
+            return False
+        raise
+    return True
+
+
 def check_said(env: Any, infos: Mapping[str, Any]) -> None:
     """Raises UserError, naming the game, if its `infos` lack what a game has to say: SAID, and at the end `outcome`."""
     game = type(env).__name__

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from experiments import evaluate, lookahead, report
+from experiments import evaluate, lookahead, play, report
 from experiments.lookahead import study_of, tables_of
 from experiments.setup.entrants import text_player
 from experiments.setup.lookahead import Plane, Study, is_planner, planner_agent
-from experiments.setup.players import check_players, is_run, played_as
+from experiments.setup.players import check_players, in_runs, is_run, played_as
+from experiments.setup.spec import run_spec
+from experiments.setup.work import inputs_of
 from experiments.studies.plane import cells
 from marl.agents.model import PlayConfig
 from marl.algorithms.lookahead import Learner
@@ -19,6 +21,7 @@ from marl.common.errors import UserError
 from marl.common.files import csv_rows, write_json
 from marl.metrics.tables import read_table
 from marl.report.plane import METRICS
+from marl.report.transcripts import read_episodes
 from marl.rollout.cast import Seats
 from marl.rollout.games import env_maker
 from tests.composing import composed_once, configure
@@ -99,6 +102,28 @@ def test_a_study_from_its_anchor_to_its_table(tmp_path: Path, capsys: pytest.Cap
     assert (tmp_path / "out" / "table.csv").read_bytes() == (folder / "table.csv").read_bytes()
 
 
+def test_two_players_meet_each_by_each(tmp_path: Path) -> None:
+    pytest.importorskip("diplomacy", reason="needs the extra `diplomacy`")
+    small = [each for each in SMALL if not each.startswith("plane")]
+    lookahead.main(configure("lookahead", "board=france_austria", *small, "search.candidates=4", f"out={tmp_path}"))
+    (folder,) = tmp_path.iterdir()
+    of = {(row.arm, row.metric): row for row in read_table(folder / "table.csv")}
+    names = ["scripted", "SL", "SearchBot", "HedgeBot", "BRBot", "DORA", "DNVI_NPU", "piKL", "DNVI"]
+    assert {metric for _, metric in of} == {"rating", "score/population", "score/1v1", "score/1v1/scripted"}
+    against = {(row.arm, row.metric.rpartition("/")[2]): row.mean for row in read_table(folder / "pairs.csv")}
+    assert against.keys() == {(one, other) for one in names for other in names if one != other}
+    for (one, other), score in against.items():
+        assert score + against[other, one] == pytest.approx(1, abs=1e-4)  # a game has two seats
+        if other == "SL":
+            assert of[one, "score/1v1"].mean == pytest.approx(score, abs=1e-4)
+    games = csv_rows(folder / "games.csv.gz")
+    assert len(games) == 12 + 3 * 9 * 8 // 2 and set(games[0]) == {
+        "seed", "kind", "seat_0", "seat_1", "score_0", "score_1"
+    }  # fmt: skip
+    with pytest.raises(UserError, match=r"plays standard_france_austria among its like alone\. Take a player of pure"):
+        planner_agent(f"{folder}/piKL-s0", {"game": "diplomacy"})
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -114,7 +139,7 @@ def test_a_study_from_its_anchor_to_its_table(tmp_path: Path, capsys: pytest.Cap
         ("arms={SL: {start: anchor, anchored: true, search: {}}}", "arms.SL: that is another player's name"),
         ("search.candidates=0", "search.candidates=0"),
         ("train.batch=0", "batch=0: must be a whole number"),
-        ("map_name=standard", "map_name=standard: players who plan are built for pure alone. Another map needs its"),
+        ("map_name=standard", "map_name=standard: players who plan need a map as arrays. Take one of pure, standard_f"),
         ("plane.players=[DORA]", "plane.players: DORA plans near no anchor, so that lambdas mean nothing to it. Take"),
         ("plane.players=[]", "plane.players=[]: name at least one, each once"),
         ("plane.lambdas=[0,-1]", "plane.lambdas=[0, -1]: must be numbers, each at least 0"),
@@ -185,3 +210,35 @@ def test_players_of_a_study_play_in_texts(
         text_player(f"{study.folder}/BRBOT-s3", env)
     evaluate.main(configure("evaluate", "env=diplomacy", "env.years=1", "games=1", f"players=[{path},random]"))
     assert "SL-s3" in capsys.readouterr().out
+    name = f"{study.folder.name}/piKL-s3"
+    assert in_runs(name, str(tmp_path)) == f"{tmp_path}/{name}" and in_runs("piKL-s3", str(tmp_path)) == "piKL-s3"
+
+
+def test_another_network_is_another_player(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run's card keeps the digest of the players beside its learner: what they plan with, and how."""
+    pytest.importorskip("diplomacy", reason="needs the extra `diplomacy`")
+    study = study_of(settings(f"out={tmp_path}"))
+    study.folder.mkdir()
+    write_json(study.folder / "settings.json", study.settings)
+    path = f"{study.folder}/piKL-s0"
+
+    def trained(seed: int, *names: str) -> str:
+        for name in names:
+            shutil.rmtree(study.folder / f"{name}-s0", ignore_errors=True)
+            lookahead.save(Learner(study.game, study.net(seed), study.train), study.folder / f"{name}-s0")
+            write_json(study.folder / f"{name}-s0.json", {})
+        spec = run_spec(configure("train", "env=diplomacy", f"cast.power.partner={path}", f"runs={tmp_path / 'runs'}"))
+        return inputs_of(spec)[path]
+
+    found = [trained(0, "SL", "piKL", "DORA"), trained(1, "piKL"), trained(1, "SL"), trained(2, "piKL")]
+    assert len(set(found)) == 4
+    assert trained(0, "DORA") == found[3]  # which is nobody's network here
+    write_json(study.folder / "settings.json", {**study.settings, "search": {**study.settings["search"], "samples": 5}})
+    assert trained(2) not in found
+
+    monkeypatch.setattr("builtins.input", lambda prompt: "1")
+    name = f"{study.folder.name}/piKL-s0"
+    play.main(configure("play", "env=diplomacy", "env.years=1", f"opponent={name}", f"runs={tmp_path}",
+                        f"out={tmp_path / 'played'}"))  # fmt: skip
+    (game,) = read_episodes(tmp_path / "played/episodes-001.jsonl")
+    assert sorted(game["players"].values()) == ["human"] + 6 * ["piKL-s0"]

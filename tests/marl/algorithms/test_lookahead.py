@@ -16,6 +16,7 @@ from marl.agents.scripted.pure import Population
 from marl.algorithms.lookahead import Data, Learner, LookaheadConfig, load, regress, save, train_lookahead
 from marl.common.errors import UserError
 from marl.model.orders import OrderNet
+from marl.planning import lookahead
 from marl.planning.lookahead import Search, search
 from marl.planning.pikl import Bools, Floats, Ints
 from marl.rollout.positions import NetPlayer, play
@@ -244,3 +245,27 @@ def test_candidates_are_different_legal_actions_of_ones_own_units() -> None:
     orders = found.drawn(rng, explore=0.5)
     assert ((orders >= 0) == (owner >= 0)).all()
     assert (np.take_along_axis(legal, orders.clip(0)[..., None], -1)[..., 0] | (owner < 0)).all()
+
+
+def test_of_two_players_each_pair_of_actions_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is worth what it is when it is looked at draw by draw."""
+    game, states = Chain(), Chain().start(6)
+    net = OrderNet(game.features_size, game.players, game.slots, game.codes, width=8)
+    with torch.no_grad():
+        net.values[-1].weight.normal_(generator=torch.Generator().manual_seed(0))
+    caught: list[Any] = []
+    solve = lookahead.solve_stage
+
+    def noting(utilities: Any, *rest: Any) -> Any:
+        caught.append(utilities)
+        return solve(utilities, *rest)
+
+    monkeypatch.setattr(lookahead, "solve_stage", noting)
+    for iterations in (1, 8):  # three actions each: three are fewer than two times eight
+        how = Search(lambdas=(0,), iterations=iterations, candidates=3, random=0)
+        search(game, states, net, None, how, np.random.default_rng(0))
+    by_draw, at_once = caught
+    for pair in np.ndindex(3, 3):
+        drawn = np.tile(pair, (6, 1))
+        np.testing.assert_allclose(by_draw(drawn), at_once(drawn), atol=1e-6)
+    assert np.ptp(at_once(np.zeros((6, 2), int))) > 0.1

@@ -17,6 +17,8 @@ def test_every_arm_is_compared_with_something() -> None:
 
 
 def test_the_words_of_a_metric() -> None:
+    assert wording("game/score/runs-of-mine/rival").label == "Score of runs-of-mine/rival"
+    assert wording("game/solo/trained").show(0.5) == "50.0 %"
     assert wording("game/how/checkmate").label == "Ends: checkmate" and wording("game/how/checkmate").percent
     assert wording("game/win_rate/crewmates").label == "Crewmates win"
     assert wording("loss/doubt").label == "Loss: doubt" and wording("reward/short").label == "Reward: short"
