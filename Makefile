@@ -59,7 +59,7 @@ docs: $(STAMP) ## build the documentation into site/; fails where a link, a comm
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev,docs]' --constraint constraints.txt
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict  # with --quiet warnings would not count
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -rs tests/experiments/launch/test_pages.py tests/docs \
-		-k "pages or examples or each_command or README or tutorial"  # settings of all pages, and what one types first
+		-k "not notebook and (pages or examples or each_command or README or tutorial)"  # settings of all pages, and what one types first
 
 format: $(STAMP) ## put the code into the style that lint asks for
 	@$(BIN)/ruff check --fix-only .

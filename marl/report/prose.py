@@ -81,7 +81,8 @@ def what_was_run(runs: Sequence[Run]) -> list[str]:
         learner = {"ppo": "PPO", "filtered_bc": "filtered behaviour cloning"}.get(algo["kind"], algo["kind"])
         what = f"Learned by {learner}"
         if algo.get("iterations") and algo.get("games"):
-            what += f": {algo['iterations']} iteration{'s' if algo['iterations'] != 1 else ''} of {algo['games']} games"
+            times = f"{algo['iterations']} iteration{'s' * (algo['iterations'] != 1)}"
+            what += f": {times} of {algo['games']} games"
         name = model.get("name") or ""
         kind = (
             "a model trained here from scratch" if model.get("kind") == "tiny" else f"the language model {name}".strip()

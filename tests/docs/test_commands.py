@@ -59,11 +59,18 @@ NOT_RUN = {  # what a command begins with: why it is not run here
 MADE = {  # names that stand for one's own files, and what is in the folder below instead
     "HOST": "localhost", "/models/NAME": "model", "runs/NAME": "runs/mine", "runs/A,": "runs/mine,",
     "runs/B,": "runs/other,", "name=PATH": "name=model", "=DIR": "=dialogues",
+    "comparison=among_us_speech": "comparison=among_us_speech arms=[custom]",
+    "dond_human-full-s0-*": "othe*",
 }  # fmt: skip
-FIRST = {  # what a name stands for that another command of the pages makes
-    "STUDY": "python -m experiments.lookahead", "intents-both": "python -m experiments.studies.intents data.dond=DIR",
-    "CODE": "python -m experiments.web_simulate study=my_study.yaml",
-}  # fmt: skip
+FIRST = {  # a name, and the command of the pages that makes what it stands for
+    "STUDY": "python -m experiments.lookahead",
+    "intents-both": "python -m experiments.studies.intents data.dond=DIR",
+    "filtered_bc*": "python -m experiments.train -m sweep=dond_filtered_bc seed=0 env.objective=0,1 data.dond=DIR",
+    "web_export": "python -m experiments.web_simulate study=my_study.yaml",
+    "CODE": "python -m experiments.web_export study=my_study.yaml",
+    "study=load": "make negotiation",
+    "best_response": "make quickstart",
+}
 QUIET = ("progress=false", "threads=1")
 GAMES = ("device=cpu", "games=2", "concurrency=2")
 SMALLER: dict[str, tuple[str, ...]] = {
@@ -112,10 +119,13 @@ def test_each_command_is_run_or_named_with_a_reason() -> None:
 def folder(finished: Path, bases: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder to type commands in, with what the pages expect there, small, and the published data."""
     here = tmp_path_factory.mktemp("typed")
-    crew = marl.train(*AMONG_US, "algo.iterations=1", f"runs={here}/crew", f"cache={bases}")
+    small = (f"runs={here}/made", f"cache={bases}", "algo.iterations=1")
+    crew = marl.train(*(word for word in AMONG_US if "iterations" not in word), *small)
+    other = marl.train(*(word for word in DOND if "iterations" not in word), *small, "seed=1")
     for made, names in {
-        finished: "mine other trial-full-s0-0 dond_quickstart-full-s0-0 dond_filtered_bc-filtered_bc-s0-0",
-        crew: "crew among_us_ablation-full-s27-0 among_us_quickstart-full-s100-0",
+        finished: "mine trial-full-s0-0",
+        other: "other",
+        crew: "among_us_ablation-full-s27-0 among_us_quickstart-full-s100-0",
     }.items():
         for name in names.split():
             shutil.copytree(made, here / "runs" / name)
@@ -153,13 +163,15 @@ def training(given: str) -> list[str]:
     """Returns what makes a training run small. Of a sweep's seeds one stays, of its arms two."""
     small = [*AMONG_US] if "among_us" in given else [*DOND]
     if "diplomacy" in given or "colour" in given:
-        small = [*SMALL, "base.games=24", "base.tokenizer_games=20"]
+        small = [*SMALL, "base.games=24", "base.tokenizer_games=20", *["env.years=1"] * ("diplomacy" in given)]
     if "model=hf" in given:
         small = [word for word in small if not word.startswith(("model.", "base."))]
     if "sweep=" in given or "-m " in given:
         small += ["seed=0"] + ["ablation=full,game_only"] * ("ablation=" in given or "sweep=among_us" in given)
     if "colour" in given:
-        small.append("hydra.searchpath=[own/conf]")
+        small.append(f"hydra.searchpath=[file://{Path.cwd()}/own/conf]")
+    if "algo.group" in given:
+        small.append("algo.group=2")
     return [word for word in small if not word.startswith(("env=", "experiment="))] + ["algo.iterations=1"]
 
 
@@ -170,8 +182,10 @@ def run(line: str, folder: Path, bases: Path) -> None:
             run(before, folder, bases)
         if word in line and word.isupper():
             line = line.replace(word, there(word, folder))
+        if word in line and word == "best_response":
+            line = line.replace("runs/NAME", f"runs/{there(word, folder)}")
     for name, real in MADE.items():
-        line = line.replace(name, "runs/crew" if "best_response" in line and name == "runs/NAME" else real)
+        line = line.replace(name, real)
     if line.startswith("make "):
         recipe = subprocess.run(["make", "-n", *line.split()[1:]], cwd=ROOT, capture_output=True, text=True, check=True)
         (line,) = re.findall(r"python (-m experiments\..*)", recipe.stdout)
@@ -189,15 +203,23 @@ def run(line: str, folder: Path, bases: Path) -> None:
         given = words[3:] if "--help" in words else smaller(module, words[3:], bases)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "argv", [module, *given])
+            if module == "web":
+                patch.setattr(uvicorn.Server, "run", answered)
             import_module(f"experiments.{module}").main()
 
 
 def there(word: str, folder: Path) -> str:
     """What a name of FIRST stands for in this folder, or '' if it was not made yet."""
+    simulated = "study-small-simulated"
     if word == "CODE":
-        table = folder / "runs/study-small-simulated/export/people.csv"
+        table = folder / "runs" / simulated / "export/people.csv"
         return csv_rows(table)[0]["person"] if table.exists() else ""
-    found = sorted((folder / "runs").glob({"STUDY": "lookahead/*", "intents-both": "intents-both-*"}[word]))
+    made = {
+        "STUDY": "lookahead/*", "intents-both": "intents-both-*", "web_export": simulated,
+        "study=load": "dond_quickstart-*", "best_response": "among_us_quickstart-full-s12-*",
+        "filtered_bc*": "dond_filtered_bc-*",
+    }  # fmt: skip
+    found = sorted((folder / "runs").glob(made[word]))
     return found[0].name if found else ""
 
 
@@ -209,7 +231,6 @@ def test_a_command_runs(line: str, folder: Path, bases: Path, monkeypatch: pytes
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "stdin", io.StringIO())  # who plays stops at once
-    monkeypatch.setattr(uvicorn.Server, "run", answered)
     for package in (envs, scripted):
         own = folder / "own" / package.__name__.replace(".", "/")
         monkeypatch.setattr(package, "__path__", [*package.__path__, str(own)])
@@ -218,5 +239,5 @@ def test_a_command_runs(line: str, folder: Path, bases: Path, monkeypatch: pytes
 
 def answered(server: uvicorn.Server, sockets: list[socket]) -> None:
     """Asks for a page and stops, in place of serving until somebody stops it."""
-    with TestClient(server.config.app) as browser:
+    with TestClient(server.config.app, base_url="http://127.0.0.1") as browser:
         assert browser.get("/").status_code in (200, 401)
