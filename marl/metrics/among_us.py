@@ -68,7 +68,7 @@ class Deed:
 class Moves:
     """The steps between two discussions: each player's action by step and name, and the kills and reports.
 
-    By step, `rooms` holds where each living player belongs (also at the start, step -1), `bodies` where the dead lie.
+    By step, also at the start (-1), `rooms` holds where each living player belongs, `bodies` where the dead lie.
     """
 
     by_step: dict[int, dict[str, Action]] = field(default_factory=dict)
@@ -106,7 +106,8 @@ def story(facts: Mapping[str, Any], replies: Sequence[Reply]) -> list[Moves | Me
     """Replays a game by its rules.
 
     A walker belongs to the room that it walks to; kills of a step take effect in seat order; whoever is busy with a
-    task does not see the room; a strict plurality ejects; after a vote all stand in the start room.
+    task does not see the room; a strict plurality ejects; after a vote all stand in the start room, and the body that
+    was reported is gone (of several in one step the first, as the replies do not tell which).
     """
     names: dict[str, str] = facts["names"]  # by agent
     living = list(names.values())
@@ -138,10 +139,13 @@ def story(facts: Mapping[str, Any], replies: Sequence[Reply]) -> list[Moves | Me
             if first and not (others and others[0][1] == most):
                 last.ejected = first
                 living.remove(first)
-            rooms, busy = dict.fromkeys(living, start), set()
+            gone = {*living, last.ejected, *(deed.victim for deed in last.reports[:1])}
+            bodies_left = {name: room for name, room in rooms.items() if name not in gone}
+            rooms, busy = {**dict.fromkeys(living, start), **bodies_left}, set()
             continue
         if isinstance(last, Meeting) or not chapters:
-            last = Moves(rooms={-1: {name: rooms[name] for name in living}})
+            last = Moves()
+            last.rooms[-1], last.bodies[-1] = _living_and_dead(rooms, living)
             chapters.append(last)
         last.by_step[step] = chosen
         for who, action in chosen.items():
@@ -163,9 +167,13 @@ def story(facts: Mapping[str, Any], replies: Sequence[Reply]) -> list[Moves | Me
                     seen[name].add(who)
             elif action.act is Act.REPORT:
                 last.deeds.append(Deed(step, Act.REPORT, who, action.target, bodies[action.target]))
-        last.rooms[step] = {name: room for name, room in rooms.items() if name in living}
-        last.bodies[step] = {name: room for name, room in rooms.items() if name not in living}
+        last.rooms[step], last.bodies[step] = _living_and_dead(rooms, living)
     return chapters
+
+
+def _living_and_dead(rooms: Mapping[str, Room], living: Collection[str]) -> tuple[dict[str, Room], dict[str, Room]]:
+    dead = {name: room for name, room in rooms.items() if name not in living}
+    return {name: room for name, room in rooms.items() if name in living}, dead
 
 
 def room_name(room: Room) -> str:
