@@ -139,7 +139,10 @@ function showTimeline(section, { width, rooms, bars, moments }) {
       row.hidden = !probs.has(i);
       if (row.hidden) return;
       const given = probs.get(i), whole = row.querySelector(".whole");
-      given.forEach((p, k) => { whole.children[k].style.width = 100 * p + "%"; });
+      given.forEach((p, k) => {
+        whole.children[k].style.width = 100 * p + "%";
+        whole.children[k].classList.toggle("thin", p * whole.clientWidth < 7 * bars[i].answers[k].length + 3); // no room
+      });
       const right = bars[i].truth.reduce((sum, k) => sum + given[k], 0);
       row.querySelector("b").textContent = right.toFixed(2);
       whole.setAttribute("aria-label", bars[i].answers.map((answer, k) => answer + " " + given[k].toFixed(2)).join(", "));
