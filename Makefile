@@ -42,7 +42,7 @@ test-slow: $(STAMP) ## the slow tests
 
 test-browser: $(STAMP) ## the web page in the Chromium of this machine, with every game by mouse, keyboard and on a phone
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev,browser]' --constraint constraints.txt
-	@$(TEST_ENV) $(BIN)/python -m pytest -q -rs tests/experiments/webapp/test_browser.py
+	@$(TEST_ENV) $(BIN)/python -m pytest -q -rs tests/experiments/webapp/test_browser*.py
 
 torture: $(STAMP) ## kill small runs of every kind at random moments, and compare their ends; hours
 	@$(TEST_ENV) $(BIN)/python -m tests.torture

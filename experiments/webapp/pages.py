@@ -28,7 +28,7 @@ from experiments.webapp.places import Full
 from experiments.webapp.roster import Roster
 from experiments.webapp.session import COOKIE, Rate, Sessions, host_is_fine, origin_is_fine, set_cookie
 from experiments.webapp.store import Record, Store, new_record
-from experiments.webapp.study_pages import StudyPages
+from experiments.webapp.study_pages import StudyPages, wrong_of
 from experiments.webapp.table import LONGEST, reply_of, table_view
 from marl.common.errors import UserError
 from marl.report.html import TEMPLATES, templates
@@ -36,7 +36,12 @@ from marl.report.html import TEMPLATES, templates
 WAIT = 20.0  # seconds after which a page that waits for news asks again
 SHOWN = 100  # recorded games on a page
 FIRST = re.compile(r"(\d{1,8})\.(\d{1,8})")  # where a page of them begins: a file's number and a game's in it
-OBJECTIVES = {"own": "the opponent's own", "1": "cooperative", "0": "semi-competitive", "-1": "strictly competitive"}
+OBJECTIVES = {
+    "own": "as the opponent usually plays",
+    "1": "cooperative",
+    "0": "semi-competitive",
+    "-1": "strictly competitive",
+}
 SEATS = {
     "dond": ("any", "player_0", "player_1"),
     "among_us": ("any", "crewmate", "imposter"),
@@ -265,6 +270,7 @@ class Site:
     def shown(self, template: str, sight: Sight, why: str = "") -> Response:
         """A game, or its table alone."""
         ending = self._study.standing(sight) if self._study else {}
+        wrong = wrong_of(self.store.result(sight.id)) if sight.state == "over" else ""
         rules = (
             sight.number == 0
             and sight.state in ("yours", "waiting")
@@ -272,7 +278,14 @@ class Site:
             and self._study.begins(sight)
         )
         return self.html(
-            template, 400 if why else 200, sight=sight, table=table_view(sight), why=why, ending=ending, rules=rules
+            template,
+            400 if why else 200,
+            sight=sight,
+            table=table_view(sight),
+            why=why,
+            ending=ending,
+            rules=rules,
+            wrong=wrong,
         )
 
     async def play(self, request: Request, person: str) -> Response:
@@ -304,6 +317,8 @@ class Site:
             await asyncio.sleep(0.02)
 
     async def reply(self, request: Request, person: str) -> Response:
+        if not self.engine.resumed.is_set():  # started again just now: the game is taken up before it goes on
+            await run_in_threadpool(self.engine.resumed.wait, 60)
         sight = self.own(request, person)
         form = await form_of(request)
         why = ""

@@ -177,20 +177,23 @@ class StudyPages:
         if sight.state in ("yours", "waiting"):
             return so_far
         pay, result = self.roster.as_of(game.version).pay_in(game.part), game.result
-        how, wrong = result.get("how", ""), ""
-        if how == "failed":
-            wrong = "The opponent or the server failed. This is not your fault."
-        elif result.get("aborted_by") == "opponent":
-            wrong = "The opponent broke the rules too often. This is not your fault."
-        elif how in NO_DEAL:
-            wrong = f"No deal: {NO_DEAL[how]}."
         return {
             "points": f"{result['score']:g}" if "score" in result else "",
-            "wrong": wrong,
+            "wrong": wrong_of(result),
             "pay": pay.money(pay.of(result)),
             **so_far,
             "more": person.state == "playing" and len(games) < self.roster.study.games,
         }
+
+
+def wrong_of(result: Mapping[str, Any]) -> str:
+    """What went wrong in a finished game, in a sentence; empty if nothing did."""
+    how = result.get("how", "")
+    if how == "failed":
+        return "The opponent or the server failed. This is not your fault."
+    if result.get("aborted_by") == "opponent":
+        return "The opponent broke the rules too often. This is not your fault."
+    return f"No deal: {NO_DEAL[how]}." if how in NO_DEAL else ""
 
 
 def pays_of(study: Study) -> dict[str, str]:

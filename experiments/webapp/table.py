@@ -143,7 +143,8 @@ def among_us_board(sight: Sight, rules: str, seen: list[str]) -> View:
             tasks[room] -= 1
     look = looks[-1]
     (x, y), here = look.room, [(name, "") for name in look.present]
-    here += [(name, "comes") for name, _ in look.entering] + [(name, "goes") for name, _ in look.leaving]
+    here += [(name, f"from {a},{b}") for name, (a, b) in look.entering]
+    here += [(name, f"to {a},{b}") for name, (a, b) in look.leaving]
     moves = {(x + dx, y + dy): option for option, (dx, dy) in MOVES.items() if option in sight.options}
     rooms = [
         [

@@ -12,12 +12,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from experiments.webapp.timeline import timeline_of
 from marl.common.errors import UserError
 from marl.common.files import FAULTS, digest, read_bytes, reading
-from marl.metrics.among_us import Moves, room_name
 from marl.report.diplomacy import COLOURS, Phase, phase_views, phases_of, picture
 from marl.report.transcripts import check_transcript
-from marl.report.views import game_view, is_among_us, is_dond, story_of
+from marl.report.views import game_view, is_dond
 from marl.storage.folder import CONFIG, read_settings
 
 MOST_FILES = 200  # that are read for one page of the list
@@ -146,12 +146,17 @@ def games_of(
         if number - first[0] == MOST_FILES:
             return found, (number, 0)
         for place, game in enumerate(_read(file)):
-            if (number, place) < first or (ending and game.ending != ending) or words.lower() not in game.words:
+            if (number, place) < first or (ending and game.ending != ending) or not names(game.words, words):
                 continue
             if len(found) == most:
                 return found, (number, place)
             found.append(game)
     return found, None
+
+
+def names(messages: str, words: str) -> bool:
+    """True if a message has these words as they stand, in any case: `Red` is not named by "redmond" or "bored"."""
+    return not words or re.search(rf"(?<!\w){re.escape(words.strip().lower())}(?!\w)", messages) is not None
 
 
 def same_games(runs: Path, run: str, file: str, line: int) -> list[Recorded]:
@@ -194,11 +199,11 @@ def recorded_game(runs: Path, run: str, file: str, line: int) -> dict[str, Any]:
         check_transcript(transcript)
         view = game_view(transcript, run)
         view |= {"phases": phase_views(transcript, view.get("turns", []), _phases(text)), "colours": COLOURS}
-        ways = map_of(transcript) if is_among_us(transcript) else None
+        timeline = None if view["phases"] else timeline_of(transcript)  # else its phases are one
     held = set(transcript["players"].values())
     return {
         **view,
-        "ways": ways,
+        "timeline": timeline,
         "names": sorted(held),
         "began": began(transcript),
         "run": run,
@@ -241,26 +246,3 @@ def line_of(runs: Path, run: str, file: str, line: int) -> tuple[str, int]:
 def began(transcript: dict[str, Any]) -> str:
     """Returns when a person began this game, in UTC to the minute; empty for games without people."""
     return str((transcript.get("about") or {}).get("began", ""))[:16].replace("T", " ")
-
-
-def map_of(transcript: dict[str, Any]) -> dict[str, Any]:
-    """Places of everybody after each step, for the map: rooms by number, row by row from the north."""
-    facts = transcript["facts"]
-    width, height = int(facts["width"]), int(facts["height"])
-    frames: list[dict[str, Any]] = []
-    for chapter in story_of(transcript):
-        if isinstance(chapter, Moves):
-            for step in chapter.by_step:
-                at, bodies = (
-                    {name: x + y * width for name, (x, y) in each[step].items()}
-                    for each in (chapter.rooms, chapter.bodies)
-                )
-                deeds = "; ".join(str(deed) for deed in chapter.deeds if deed.step == step)
-                frames.append({"step": step, "at": at, "bodies": bodies, "text": deeds})
-        else:  # after the vote all stand in the start room, and the bodies are gone
-            living = [name for name in chapter.living if name != chapter.ejected]
-            told = f"discussion and vote: {chapter.ejected or 'nobody'} is voted out"
-            step = max(chapter.vote_step, chapter.step)
-            frames.append({"step": step, "at": dict.fromkeys(living, (width - 1) // 2), "bodies": {}, "text": told})
-    rooms = [room_name((x, y)) for y in range(height) for x in range(width)]
-    return {"width": width, "rooms": rooms, "frames": frames}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -69,7 +69,7 @@ class Deed:
 class Moves:
     """The steps between two discussions: each player's action by step and name, and the kills and reports.
 
-    By step, `rooms` holds where each living player belongs (also at the start, step -1), `bodies` where the dead lie.
+    By step, also at the start (-1), `rooms` holds where each living player belongs, `bodies` where the dead lie.
     """
 
     by_step: dict[int, dict[str, Action]] = field(default_factory=dict)
@@ -107,7 +107,8 @@ def story(facts: Mapping[str, Any], replies: Sequence[Reply]) -> list[Moves | Me
     """Replays a game by its rules.
 
     A walker belongs to the room that it walks to; kills of a step take effect in seat order; whoever is busy with a
-    task does not see the room; a strict plurality ejects; after a vote all stand in the start room.
+    task does not see the room; a strict plurality ejects; after a vote all stand in the start room, and the body that
+    was reported is gone (of several in one step the first, as the replies do not tell which).
     """
     names: dict[str, str] = facts["names"]  # by agent
     living = list(names.values())
@@ -139,10 +140,13 @@ def story(facts: Mapping[str, Any], replies: Sequence[Reply]) -> list[Moves | Me
             if first and not (others and others[0][1] == most):
                 last.ejected = first
                 living.remove(first)
-            rooms, busy = dict.fromkeys(living, start), set()
+            gone = {*living, last.ejected, *(deed.victim for deed in last.reports[:1])}
+            bodies_left = {name: room for name, room in rooms.items() if name not in gone}
+            rooms, busy = {**dict.fromkeys(living, start), **bodies_left}, set()
             continue
         if isinstance(last, Meeting) or not chapters:
-            last = Moves(rooms={-1: {name: rooms[name] for name in living}})
+            last = Moves()
+            last.rooms[-1], last.bodies[-1] = _living_and_dead(rooms, living)
             chapters.append(last)
         last.by_step[step] = chosen
         for who, action in chosen.items():
@@ -164,8 +168,7 @@ def story(facts: Mapping[str, Any], replies: Sequence[Reply]) -> list[Moves | Me
                     seen[name].add(who)
             elif action.act is Act.REPORT:
                 last.deeds.append(Deed(step, Act.REPORT, who, action.target, bodies[action.target]))
-        last.rooms[step] = {name: room for name, room in rooms.items() if name in living}
-        last.bodies[step] = {name: room for name, room in rooms.items() if name not in living}
+        last.rooms[step], last.bodies[step] = _living_and_dead(rooms, living)
     return chapters
 
 
@@ -177,13 +180,17 @@ class Sight(NamedTuple):
     leaving: tuple[tuple[str, Room], ...]
     bodies: tuple[str, ...]
 
-    def __str__(self) -> str:
-        return ", ".join([
+    def words(self, name_of: Callable[[Room], str]) -> list[str]:
+        """Each thing seen, in words, with rooms called by `name_of`."""
+        return [
             *self.present,
-            *(f"{name} enters from {x},{y}" for name, (x, y) in self.entering),
-            *(f"{name} leaves to {x},{y}" for name, (x, y) in self.leaving),
+            *(f"{name} comes from {name_of(room)}" for name, room in self.entering),
+            *(f"{name} goes to {name_of(room)}" for name, room in self.leaving),
             *(f"the body of {name}" for name in self.bodies),
-        ])  # fmt: skip
+        ]
+
+    def __str__(self) -> str:
+        return ", ".join(self.words(lambda room: f"{room[0]},{room[1]}"))
 
 
 def sights(chapters: Sequence[Moves | Meeting]) -> list[dict[int, dict[str, Sight]]]:
@@ -207,7 +214,7 @@ def sights(chapters: Sequence[Moves | Meeting]) -> list[dict[int, dict[str, Sigh
 def _sights(moves: Moves, walk: int) -> dict[int, dict[str, Sight]]:
     walks: dict[str, tuple[Room, Room, int]] = {}  # from where, to where, and the step at whose choices it is over
     rooms: dict[str, Room] = moves.rooms[-1]
-    bodies: dict[str, Room] = {}
+    bodies: dict[str, Room] = moves.bodies[-1]
     found: dict[int, dict[str, Sight]] = {}
     for step, chosen in moves.by_step.items():
         walks = {who: each for who, each in walks.items() if each[2] > step}
@@ -228,6 +235,11 @@ def _sights(moves: Moves, walk: int) -> dict[int, dict[str, Sight]]:
                 walks[who] = (rooms[who], (x + dx, y + dy), step + walk)
         rooms, bodies = moves.rooms[step], moves.bodies[step]
     return found
+
+
+def _living_and_dead(rooms: Mapping[str, Room], living: Collection[str]) -> tuple[dict[str, Room], dict[str, Room]]:
+    dead = {name: room for name, room in rooms.items() if name not in living}
+    return {name: room for name, room in rooms.items() if name in living}, dead
 
 
 def room_name(room: Room) -> str:

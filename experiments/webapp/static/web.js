@@ -2,6 +2,7 @@
 "use strict";
 
 const table = document.getElementById("table");
+const away = document.getElementById("away"); // says that the server does not answer
 let news = null; // the server's events, while others are waited for
 
 function show(html, focus) {
@@ -54,14 +55,14 @@ async function send(event) {
   event.preventDefault();
   const body = new URLSearchParams(new FormData(event.target, event.submitter));
   for (const button of table.querySelectorAll("button")) button.disabled = true;
-  try {
-    const answer = await fetch(event.target.action, { method: "POST", body, headers: { "x-script": "1" } });
-    if (answer.ok || answer.status === 400) show(await answer.text(), answer.ok);
-    else { alert(await answer.text()); location.reload(); }
-  } catch { // the page stays, and goes on once the server is back
-    for (const button of table.querySelectorAll("button")) button.disabled = false;
-    alert("The server does not answer. Wait a moment, then try again.");
+  let answer = null; // a reply that is sent twice counts once
+  while (!(answer = await fetch(event.target.action, { method: "POST", body, headers: { "x-script": "1" } }).catch(() => null))) {
+    away.hidden = false;
+    await new Promise((later) => setTimeout(later, 1000));
   }
+  away.hidden = true;
+  if (answer.ok || answer.status === 400) show(await answer.text(), answer.ok);
+  else { alert(await answer.text()); location.reload(); }
 }
 
 function wait(version) {
@@ -71,7 +72,10 @@ function wait(version) {
     if (done) { news.close(); news = null; }
     show(html, done);
   };
-  news.onerror = () => { if (news.readyState === EventSource.CLOSED) setTimeout(wait, 3000, version); };
+  news.onopen = () => { away.hidden = true; };
+  news.onerror = () => {
+    if (news.readyState === EventSource.CLOSED) { away.hidden = false; setTimeout(wait, 1000, version); }
+  };
 }
 
 if (table) prepare();
@@ -86,41 +90,86 @@ if (curves) setInterval(async () => { // also of a run that is new, or silent fo
   if (answer && answer.ok) curves.innerHTML = await answer.text();
 }, 5000);
 
-// The map of a recorded game of Among Us: a slider over its steps.
-const ways = document.querySelector("[data-ways]");
-if (ways) {
-  const { width, rooms, frames } = JSON.parse(ways.dataset.ways);
-  const slider = ways.querySelector("input"), body = ways.querySelector("tbody"), cells = [];
-  for (let i = 0; i < rooms.length; i++) {
-    if (i % width === 0) body.append(document.createElement("tr"));
-    const cell = document.createElement("td");
-    body.lastChild.append(cell);
-    cells.push(cell);
+// The moments of a recorded game: a slider over them, the map, who saw what, and beliefs as bars.
+const timeline = document.querySelector("[data-timeline]");
+if (timeline) showTimeline(timeline, JSON.parse(timeline.dataset.timeline));
+
+function made(tag, text = "", className = "") {
+  const element = document.createElement(tag);
+  element.textContent = text;
+  element.className = className;
+  return element;
+}
+
+function named(tag, who) {
+  const element = made(tag, who), hue = made("i", "", "hue");
+  hue.style.background = who.toLowerCase();
+  element.prepend(hue);
+  return element;
+}
+
+function showTimeline(section, { width, rooms, bars, moments }) {
+  const slider = section.querySelector("input"), cells = [], drawn = [];
+  const believed = section.querySelector(".believed"), saw = section.querySelector(".saw");
+  rooms.forEach((room, i) => {
+    const rows = section.querySelector(".map tbody");
+    if (i % width === 0) rows.append(made("tr"));
+    cells.push(made("td"));
+    rows.lastChild.append(cells[i]);
+  });
+  for (const bar of bars) { // each stays in the page, so that it moves
+    const row = made("div", "", "belief"), whole = made("div", "", "whole");
+    whole.setAttribute("role", "img");
+    row.append(rooms.length ? named("span", bar.who) : made("span", bar.who + ", " + bar.asks), whole, made("b"));
+    bar.answers.forEach((answer, i) => whole.append(made("span", answer, bar.truth.includes(i) ? "true" : "")));
+    drawn.push(row);
+    believed.querySelector(".bars").append(row);
   }
   const draw = () => {
-    const frame = frames[slider.value];
-    ways.querySelector(".told").textContent = "step " + frame.step + (frame.text ? ": " + frame.text : "");
-    slider.setAttribute("aria-valuetext", "step " + frame.step);
+    const now = moments[slider.value], probs = new Map(now.beliefs);
+    section.querySelector(".told").textContent = now.title + (now.text ? ": " + now.text : "");
+    slider.setAttribute("aria-valuetext", now.title);
     cells.forEach((cell, i) => {
-      const name = document.createElement("small");
-      name.textContent = rooms[i];
-      cell.replaceChildren(name);
-      for (const [who, where] of [...Object.entries(frame.at), ...Object.entries(frame.bodies)]) {
-        if (where !== i) continue;
-        const tag = document.createElement(who in frame.bodies ? "s" : "span");
-        const hue = document.createElement("i");
-        hue.className = "hue";
-        hue.style.background = who.toLowerCase();
-        tag.append(hue, who);
-        cell.append(tag);
-      }
+      cell.replaceChildren(made("small", rooms[i]));
+      for (const [who, where] of Object.entries(now.at)) if (where === i) cell.append(named("span", who));
+      for (const [who, where] of Object.entries(now.bodies)) if (where === i) cell.append(named("s", who));
     });
+    believed.hidden = !probs.size;
+    drawn.forEach((row, i) => {
+      row.hidden = !probs.has(i);
+      if (row.hidden) return;
+      const given = probs.get(i), whole = row.querySelector(".whole");
+      given.forEach((p, k) => {
+        whole.children[k].style.width = 100 * p + "%";
+        whole.children[k].classList.toggle("thin", p * whole.clientWidth < 7 * bars[i].answers[k].length + 3); // no room
+      });
+      const right = bars[i].truth.reduce((sum, k) => sum + given[k], 0);
+      row.querySelector("b").textContent = right.toFixed(2);
+      whole.setAttribute("aria-label", bars[i].answers.map((answer, k) => answer + " " + given[k].toFixed(2)).join(", "));
+    });
+    if (saw) {
+      saw.hidden = !now.saw.length;
+      saw.querySelector("tbody").replaceChildren(...now.saw.map((each) => {
+        const row = made("tr");
+        row.append(named("td", each.who), made("td", each.where), made("td", each.saw.join(", ") || "nobody"), made("td", each.did));
+        return row;
+      }));
+    }
+    for (const turn of document.querySelectorAll(".turn.current")) turn.classList.remove("current");
+    if (now.mark) document.getElementById(now.mark)?.classList.add("current");
+  };
+  const go = () => { // to the message that the address names
+    const at = moments.findIndex((moment) => moment.mark && "#" + moment.mark === location.hash);
+    if (at >= 0) slider.value = at;
+    draw();
   };
   slider.addEventListener("input", draw);
-  for (const button of ways.querySelectorAll("[data-go]")) button.addEventListener("click", () => {
+  for (const button of section.querySelectorAll("[data-go]")) button.addEventListener("click", () => {
     Number(button.dataset.go) < 0 ? slider.stepDown() : slider.stepUp();
     draw();
   });
-  ways.hidden = false;
-  draw();
+  window.addEventListener("hashchange", go);
+  section.hidden = false;
+  go();
+  if (location.hash) document.getElementById(location.hash.slice(1))?.scrollIntoView(); // which this section moved down
 }

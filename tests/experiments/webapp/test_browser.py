@@ -4,59 +4,187 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+import shutil
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.experiments.webapp.browsing import changed, chromium, finish_game, server, state, version
+from envs.among_us.state import DIRECTIONS
+from envs.dond.replies import proposal_text
+from envs.dond.rules import ITEMS
+from envs.dond.texts import parse_prompt
+from experiments.webapp import pages
+from experiments.webapp.opponents import Kind
+from experiments.webapp.store import new_record
+from tests.endpoint import Server
+from tests.experiments.webapp.browsing import (
+    DESK,
+    PHONE,
+    begin,
+    changed,
+    check_axe,
+    finish_game,
+    fits,
+    served,
+    server,
+    state,
+    version,
+    visiting,
+)
 
-pytest.importorskip("starlette")
-DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 HOSTILE = "<img src=x onerror='window.hurt=1'><script>window.hurt=1</script> {{7*7}} hats"
+SEEDS = {"crewmate": 11, "imposter": 1}  # of games with a body in sight, a discussion and a vote
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
+def endpoint() -> Iterator[Server]:
+    """A partner that wants the hats. It answers once `going` is set."""
+
+    def answering(asked: Server, body: dict[str, Any], handler: Any) -> None:
+        asked.going.wait(60)  # type: ignore[attr-defined]
+        messages = body["messages"]
+        hats = parse_prompt(messages[0]["content"] + "\n")[0][1]
+        claims = "has made a proposal" in messages[-1]["content"]
+        handler.say((proposal_text((0, hats, 0)) if claims else "[message] The hats are mine.") + " [END]")
+
+    found = Server(answering)
+    found.going = threading.Event()  # type: ignore[attr-defined]
+    thread = threading.Thread(target=found.serve_forever, daemon=True)
+    thread.start()
+    yield found
+    found.shutdown()
+    found.server_close()
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("runs")
-
-
-@pytest.fixture(scope="module")
-def address(browser: Any, runs: Path) -> Iterator[str]:
-    with server(runs, "games_each=20", "games_at_once=40") as (found, _):
+def address(browser: Any, runs: Path, endpoint: Server) -> Iterator[str]:
+    chat = (f"chat.url={endpoint.url}", "chat.model=some", "chat.key=''", f"chat.answers={runs}/chat.jsonl")
+    with served(runs, "games_each=30", "games_at_once=60", *chat) as found:
         yield found
 
 
 @pytest.fixture
-def opened(browser: Any, address: str, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A page of a new person. Fails if any script of the page fails, or anything is fetched from another host."""
-    size = getattr(request, "param", DESK)
-    context = browser.new_context(viewport=size, base_url=address)
-    page = context.new_page()
-    faults: list[str] = []
-    page.on("pageerror", lambda error: faults.append(str(error)))
-    page.on("request", lambda sent: sent.url.startswith((address, "data:")) or faults.append(sent.url))
-    yield page
-    context.close()
-    assert faults == []
+def seeded(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Fixes the seed of the games that begin from now on."""
+
+    def seed(number: int) -> None:
+        monkeypatch.setattr(pages, "new_record", lambda *given: new_record(*given, number))
+
+    return seed
 
 
-def begin(page: Any, game: str, opponent: str, seat: str = "any") -> None:
-    page.goto("/play")
-    form = page.locator(f"form:has(input[value={game}])")
-    form.locator("select[name=opponent]").select_option(opponent)
-    form.locator("select[name=seat]").select_option(seat)
-    form.locator("button.main").click()
-    page.wait_for_url("**/play/*")
+# --- Deal or No Deal --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("objective", "goal", "other"),
+    [("1", "sum of both", 1), ("0", "for yourself", None), ("-1", "your lead", -1)],
+)
+def test_the_aim_chosen_is_the_game_s(
+    opened: Any, endpoint: Server, runs: Path, objective: str, goal: str, other: int | None
+) -> None:
+    """From the form to the pay-off; with a partner who takes time, the dialog, and the pool as icons."""
+    endpoint.going.clear()  # type: ignore[attr-defined]
+    begin(opened, "dond", "chat", "player_0", objective)
+    assert goal in opened.locator(".goal").inner_text()
+    counts = {}
+    for cell, item in zip(opened.locator(".board tbody tr").first.locator("td").all(), ITEMS, strict=True):
+        counts[item] = int(cell.inner_text().split()[0])
+        assert cell.locator(f".icon.{item}").count() == counts[item]
+        assert cell.locator(".icon").first.bounding_box()["width"] > 12
+    values = [int(cell.inner_text()) for cell in opened.locator(".board tbody tr").nth(1).locator("td").all()]
+    if state(opened) == "yours":  # else the partner begins
+        opened.locator("#text").fill("Hello")
+        opened.get_by_role("button", name="Send").click()
+    opened.wait_for_selector(".typing:has-text('Your partner is thinking')")
+    assert not opened.locator("#now form.reply").count()
+    endpoint.going.set()  # type: ignore[attr-defined]
+    opened.wait_for_selector("text=The hats are mine.")
+    assert not opened.locator(".typing").count()
+    opened.locator("#claims").click()
+    dialog = opened.get_by_role("dialog", name="Your proposal")
+    assert dialog.is_visible() and dialog.evaluate("d => d.matches(':modal')")
+    dialog.get_by_role("button", name="Go on talking").click()
+    assert not dialog.is_visible()
+    opened.locator("#claims").click()
+    for item in ("books", "balls"):
+        for _ in range(counts[item] + 1):  # once more than there are
+            dialog.get_by_role("button", name=f"more {item}").click()
+    dialog.get_by_role("button", name="fewer hats").click()
+    own = counts["books"] * values[0] + counts["balls"] * values[2]
+    assert dialog.locator(".worth").inner_text() == f"worth {own} point{'s' if own != 1 else ''} to you"
+    dialog.get_by_role("button", name="Propose").click()
+    opened.wait_for_selector(".ending h2:has-text('A deal')")
+    sums = dict(
+        zip(
+            *([each.inner_text() for each in opened.locator(f".ending {tag}").all()] for tag in ("dt", "dd")),
+            strict=True,
+        )
+    )
+    theirs = float(sums["Your partner's points"])
+    assert float(sums["Your points"]) == own
+    assert sums.get("Your score") == (None if other is None else f"{own + other * theirs:g}")
+    played = json.loads((runs / f"web/episodes/{opened.url.rpartition('/')[2]}.jsonl").read_text())
+    assert played["facts"]["objective"] == float(objective)
 
 
+def test_no_deal_says_what_went_wrong(opened: Any, endpoint: Server) -> None:
+    endpoint.going.set()  # type: ignore[attr-defined]
+    begin(opened, "dond", "chat", "player_0")
+    finish_game(opened)
+    assert opened.locator(".ending h2").inner_text() == "No deal"
+    assert "the two claims do not add up to the pool" in opened.locator(".ending").inner_text()
+    opened.goto("/play")
+    assert "no deal, score 0" in opened.locator("main").inner_text()
+
+
+# --- Among Us ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("seat", ["crewmate", "imposter"])
+@pytest.mark.parametrize("opened", [DESK, PHONE], indirect=True, ids=["desk", "phone"])
+def test_the_map_the_discussion_and_the_vote(opened: Any, seeded: Callable[[int], None], seat: str) -> None:
+    """What the map shows is what the player was told, and every legal move is a button."""
+    seeded(SEEDS[seat])
+    begin(opened, "among_us", "careful", seat)
+    met = set()
+
+    def look(phase: str) -> None:
+        met.add(phase)
+        told = opened.locator(".log .news").all_inner_texts()
+        if phase == "map":
+            here = opened.locator("#now td.here")
+            room, last = ROOM.findall(told[-1])[0], told[-1]
+            assert f"room {room}" in here.inner_text()
+            people = re.findall(r"Here with you: ([^.]*)\.", last)
+            shown = here.locator(".seen:not(.body)").all_inner_texts()
+            assert [name for name in shown if " " not in name] == (people[0].split(", ") if people else [])
+            assert here.locator(".body").all_inner_texts() == [f"body of {name}" for name in BODY.findall(last)]
+            x, y = map(int, room.split(","))
+            for name, (dx, dy) in DIRECTIONS.items():
+                inside = 0 <= x + dx < 2 and 0 <= y + dy < 2
+                assert opened.locator(f"#now .map button[value='go {name}']").count() == inside
+            assert opened.locator("#now .buttons button[value=wait]").count() == 1
+            if BODY.findall(last):
+                met.add("body")
+        elif phase == "talk":
+            assert any("A discussion begins" in line for line in told) and not opened.locator("#now .map").count()
+        elif phase == "vote":
+            alive = re.findall(r"Alive: ([^.]*)\.", " ".join(told))[-1].split(", ")
+            buttons = [b.get_attribute("value") for b in opened.locator("#now .buttons button").all()]
+            assert sorted(buttons) == sorted([*alive, "skip"])
+        assert fits(opened)
+        for button in opened.locator("#now button:visible").all():
+            assert button.bounding_box()["height"] >= 43, button.inner_text()
+
+    finish_game(opened, look, every=True)
+    assert {"map", "body", "talk", "vote", "over"} <= met, met
+    assert opened.locator(".ending h2").inner_text() in ("You won", "You lost", "Nobody wins")
+
+
+ROOM, BODY = re.compile(r"room \((\d,\d)\)"), re.compile(r"The body of (\w+) lies here")
+
+
+# --- Whole games ------------------------------------------------------------------------------------------------------
 @pytest.mark.slow
 @pytest.mark.parametrize("opened", [DESK, PHONE], indirect=True, ids=["desk", "phone"])
 @pytest.mark.parametrize(
@@ -73,11 +201,6 @@ def test_a_whole_game_by_mouse(opened: Any, game: str, opponent: str, seat: str)
     assert fits(opened)
     if game == "dond":  # of Among Us chance may leave out every discussion
         assert opened.locator(".recorded .turn").count()
-
-
-def fits(page: Any) -> bool:
-    """Nothing is cut off at the side."""
-    return bool(page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"))
 
 
 @pytest.mark.parametrize("opened", [DESK, PHONE], indirect=True, ids=["desk", "phone"])
@@ -161,71 +284,112 @@ def tab_to(page: Any, there: Any, most: int = 60) -> None:
     raise AssertionError(page.evaluate("document.activeElement.outerHTML"))
 
 
-@pytest.mark.slow
 def test_two_people_at_once_see_their_own_games(browser: Any, address: str) -> None:
-    pages = [browser.new_context(viewport=DESK, base_url=address).new_page() for _ in range(2)]
-    for page in pages:
+    """Neither gets the other's game or words, in whatever the server sends to its browser."""
+    found: list[list[Any]] = [[], []]
+    people = []
+    for answers in found:
+        page = browser.new_context(viewport=DESK, base_url=address).new_page()
+        page.on("requestfinished", lambda sent, answers=answers: answers.append(sent))
         begin(page, "dond", "scripted", "player_0")
-    for page in pages:
+        people.append(page)
+    for number, page in enumerate(people):
+        page.wait_for_selector("#now form.reply")
+        before = version(page)
+        page.locator("#text").fill(f"word{number} of mine")
+        page.get_by_role("button", name="Send").click()
+        changed(page, before)
+    for page in people:
         finish_game(page)
-    assert pages[0].url != pages[1].url
-    assert pages[0].goto(pages[1].url).status == 404
-    for page in pages:
+    addresses = [page.url for page in people]
+    for number, page in enumerate(people):
+        other = addresses[1 - number]
+        replies = [sent.response().text() for sent in found[number] if sent.resource_type == "fetch"]
+        sent = [page.content(), *replies]
+        assert replies and all(f"word{number}" in text for text in sent)
+        foreign = re.compile(f".{{30}}word{1 - number}.{{20}}|.{{30}}{re.escape(other.rpartition('/')[2])}")
+        assert [foreign.findall(text) for text in sent] == [[]] * len(sent)
+        assert page.goto(other).status == 404
         page.context.close()
 
 
 @pytest.mark.slow
-def test_the_server_is_killed_and_the_page_goes_on(browser: Any, tmp_path: Path) -> None:
-    """The page that is open when the server dies goes on by itself once it is back."""
+def test_a_finished_run_is_played_by_its_page(browser: Any, finished: Path, bases: Path, tmp_path: Path) -> None:
+    """All kinds of opponents are offered; a run whose name is hostile is played and watched, and nothing runs."""
+    name = "<img src=x onerror=window.hurt=1>"
+    shutil.copytree(finished, tmp_path / name)
+    shutil.copytree(bases, tmp_path / "bases")
+    with (
+        served(tmp_path, "chat.url=http://127.0.0.1:9/v1", "chat.model=some", "chat.key=''") as address,
+        visiting(browser, address, DESK) as page,
+    ):
+        page.goto("/play")
+        groups = page.locator("form:has(input[value=dond]) optgroup")
+        labels = groups.evaluate_all("all => all.map((group) => group.label)")
+        assert labels == [kind.label for kind in Kind] and groups.nth(Kind.RUN).inner_text().strip() == name
+        begin(page, "dond", name, "player_0")
+        assert name in page.locator("h1").inner_text()
+        finish_game(page)
+        assert state(page) == "over"
+        page.get_by_role("link", name="Watch this game").click()
+        assert name in page.locator(".recorded").inner_text() and page.locator(".belief:visible").count()
+
+
+@pytest.mark.slow
+def test_the_server_is_killed_and_the_open_page_goes_on(browser: Any, tmp_path: Path) -> None:
+    """A reply that is sent meanwhile arrives once the server is back; nothing is loaded again by hand."""
     with server(tmp_path) as (address, process):
         context = browser.new_context(viewport=DESK, base_url=address)
         page = context.new_page()
         begin(page, "dond", "scripted", "player_0")
         page.wait_for_selector("#now form.reply")
-        before = page.locator(".log").inner_text()
+        page.evaluate("window.stayed = true")
+        before, told = version(page), page.locator(".log").inner_text()
         process.kill()
         process.wait()
+    page.locator("#text").fill("I need the hats")
+    page.get_by_role("button", name="Send").click()
+    page.wait_for_selector("#away:has-text('The server does not answer')")
     with server(tmp_path, port=int(address.rpartition(":")[2])):
-        page.reload()
-        page.wait_for_selector("#now form.reply")
-        assert page.locator(".log").inner_text() == before
+        changed(page, before)
+        assert not page.locator("#away").is_visible()
+        log = page.locator(".log").inner_text()
+        assert log.startswith(told) and log.count("I need the hats") == 1
         finish_game(page)
-        assert state(page) == "over"
+        assert state(page) == "over" and page.evaluate("window.stayed")
     context.close()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
-def test_axe_finds_nothing_serious(browser: Any, address: str, runs: Path, size: Any, scheme: Any) -> None:
-    """No serious or critical finding on any page, in either scheme."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs pip install -e '.[browser]'")
-    context = browser.new_context(viewport=size, color_scheme=scheme, base_url=address)
+def test_axe_finds_nothing_serious(
+    browser: Any, address: str, seeded: Callable[[int], None], size: Any, scheme: Any
+) -> None:
+    """In every phase of each kind of game, in either scheme."""
+    context = browser.new_context(viewport=size, color_scheme=scheme, base_url=address, reduced_motion="reduce")
     page = context.new_page()
-
-    serious = []
-
-    def check(where: str) -> None:
-        found = axe.Axe().run(page).response["violations"]
-        for v in found:
-            if v["impact"] in ("serious", "critical"):
-                serious.append((where, v["id"], v["nodes"][0]["html"][:200], v["nodes"][0]["failureSummary"][-200:]))
-
     page.goto("/play")
-    check("play")
-    for game, opponent, seat in (("dond", "scripted", "player_0"), ("among_us", "careful", "crewmate")):
+    check_axe(page, "play")
+    for game, opponent, seat, phases in (
+        ("dond", "scripted", "player_0", {"talk", "dialog", "over"}),
+        ("among_us", "careful", "crewmate", {"map", "talk", "vote", "over"}),
+        ("among_us", "careful", "imposter", {"map", "talk", "vote", "over"}),
+    ):
+        seeded(SEEDS.get(seat, 1))
         begin(page, game, opponent, seat)
-        page.wait_for_selector("#now form.reply")
-        check(game)
-        finish_game(page)
-        check(f"{game}, over")
-        page.get_by_role("link", name="Watch this game").click()
-        check(f"{game}, watched")
-    for path in ("/watch", "/runs", "/watch/no/no/1"):
+        met = set()
+
+        def look(phase: str, met: set[str] = met, where: str = f"{game}, {seat}") -> None:
+            met.add(phase)
+            check_axe(page, f"{where}, {phase}")
+
+        finish_game(page, look)
+        assert met >= phases, met
+    for path in ("/watch/no/no/1", "/play"):
         page.goto(path)
-        check(path)
+        check_axe(page, path)
     context.close()
-    assert serious == []
 
 
 def test_the_first_page_is_small(browser: Any, address: str) -> None:
@@ -236,71 +400,5 @@ def test_the_first_page_is_small(browser: Any, address: str) -> None:
     page.on("response", lambda answer: answers.append(answer))  # its own function: playwright marks it
     page.goto("/play", wait_until="load")
     sizes = {answer.url: len(answer.body()) for answer in answers if answer.url.startswith(address)}
-    assert len(sizes) == 3 and 10_000 < sum(sizes.values()) < 100_000, sizes
+    assert len(answers) == 3 == len(sizes) and 10_000 < sum(sizes.values()) < 100_000, sizes
     context.close()
-
-
-STUDY = """
-name: small
-version: 1
-title: A small study
-information: What this is about.
-consent: [I am old enough., I agree.]
-contact: nobody@example.org
-games: 2
-pay: {taking_part: 1.0, game: 0.1, point: 0.2}
-screening: {question: "How many?", answers: [One, Two], right: Two}
-parts:
-  one:
-    instructions: Win points.
-    conditions: {fair: {opponent: fair}}
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
-def test_a_study_from_consent_to_the_end(browser: Any, tmp_path: Path, size: Any) -> None:
-    """A scripted browser takes part; what it is told it earned is what the export pays."""
-    (tmp_path / "small.yaml").write_text(STUDY)
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs pip install -e '.[browser]'")
-    with server(tmp_path, "study=small.yaml", "simulated=true") as (address, _):
-        context = browser.new_context(viewport=size, base_url=address)
-        page = context.new_page()
-
-        def check() -> None:
-            found = axe.Axe().run(page).response["violations"]
-            assert not [(v["id"], v["nodes"][0]["html"]) for v in found if v["impact"] in ("serious", "critical")]
-            assert fits(page)
-
-        page.goto("/")
-        check()
-        for box in page.locator("input[type=checkbox]").all():
-            box.check()
-        page.get_by_role("button", name="I agree").click()
-        check()
-        page.get_by_label("Two").check()
-        page.get_by_role("button", name="Go on").click()
-        check()
-        page.get_by_role("button", name="First game").click()
-        for number in (1, 2):
-            page.wait_for_url("**/play/*")
-            finish_game(page)
-            page.wait_for_selector(".ending")
-            check()
-            assert "fair" not in page.content()
-            if number == 1:
-                page.get_by_role("button", name="Next game").click()
-        page.get_by_role("link", name="To the end of the study").click()
-        text = page.locator("main").inner_text()
-        check()
-        assert "Thank you" in text and "2 of 2" in text
-        earned = float(re.findall(r"\$(\d+\.\d\d)", text)[0])
-        context.close()
-    transcripts = [json.loads(p.read_text()) for p in (tmp_path / "study-small-simulated/episodes").glob("*.jsonl")]
-    assert len(transcripts) == 2 and "human" not in json.dumps([t["players"] for t in transcripts])
-    points = 0.0
-    for transcript in transcripts:
-        seat = next(agent for agent, name in transcript["players"].items() if name == "simulated")
-        both = transcript["outcome"]["points"]
-        points += both[seat] + sum(value for agent, value in both.items() if agent != seat)
-    assert earned == pytest.approx(1.0 + 2 * 0.1 + 0.2 * points)

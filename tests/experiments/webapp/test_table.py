@@ -86,7 +86,7 @@ def test_the_map_shows_whom_the_player_sees() -> None:
     assert (board["name"], board["role"]) == ("Red", "crewmate")
     assert board["choices"] == ["report body of Green", "wait"]
     (nw, ne), (_, se) = board["rooms"]
-    assert ne["here"] and ne["people"] == [("Blue", "comes")] and ne["bodies"] == ("Green",) and ne["tasks"] == 1
+    assert ne["here"] and ne["people"] == [("Blue", "from 0,0")] and ne["bodies"] == ("Green",) and ne["tasks"] == 1
     assert nw["move"] == "go west" and nw["tasks"] == 1 and se["move"] == "go south" and not se["people"]
     assert [line["kind"] for line in table["lines"]][1] == "act"
     over = (*entries, ("seen", write(events.Over(Role.CREWMATE, "tasks"), Style.NATURAL)))  # type: ignore[arg-type]

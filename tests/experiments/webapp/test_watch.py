@@ -26,11 +26,12 @@ from experiments.webapp import watch
 from experiments.webapp.engine import Engine, Limits
 from experiments.webapp.opponents import Opponents
 from experiments.webapp.store import Store, new_record
+from experiments.webapp.timeline import timeline_of
 from marl.agents.model import PlayConfig
 from marl.common.errors import UserError
 from marl.common.files import write_text
 from marl.decoding import memory
-from marl.metrics.among_us import sights
+from marl.metrics.among_us import room_name, sights
 from marl.planning.planner import PlannerConfig, planning_agent
 from marl.report.transcripts import episode_to_json, read_episodes, write_episodes, write_transcripts
 from marl.report.views import story_of
@@ -186,44 +187,44 @@ def test_a_page_of_curves_follows_a_run_from_the_start_and_after_a_silence(tmp_p
         assert len(str(page.locator("polyline").first.get_attribute("points")).split()) == 2
 
 
-def test_the_map_follows_everybody(tmp_path: Path) -> None:
-    """The rooms of the map are those that the players were told they are in."""
-    env = {"game": "among_us", "style": "natural", "max_steps": 40, "cooldown": 1, "messages_each": 1}
-    agent = scripted("among_us", "careful")
+@pytest.mark.parametrize("player", ["careful", "random"])
+def test_the_timeline_shows_what_players_were_told(player: str) -> None:
+    """Rooms on the map and what each saw are those that the game told them, walkers killed on their way included."""
+    env = {"game": "among_us", "style": "natural", "max_steps": 60, "cooldown": 1, "messages_each": 1, "players": 7}
+    agent = scripted("among_us", player)
     agent.style = "natural"
-    heard: dict[tuple[int, str], int] = {}
+    told: dict[tuple[int, str], events.Look] = {}
     act = agent.act
 
     def noting(requests):  # type: ignore[no-untyped-def]
         for r in requests:
-            for x, y in re.findall(r"You are in room \((\d),(\d)\)", r.text):
-                heard[r.step, r.key[1]] = int(x) + 10 * int(y)
+            for event in reading.read(r.text, Style.NATURAL):
+                if isinstance(event, events.Look):
+                    told[r.step, r.key[1]] = event
         return act(requests)
 
     agent.act = noting  # type: ignore[method-assign]
-    checked, bodies = 0, 0
-    for seed in range(6):
-        heard.clear()
-        (episode,) = rollout(
-            [Game(seed)], lambda game, made: dict.fromkeys(made.possible_agents, agent), env_maker(env), 1
-        )
+    checked = bodies = walkers = 0
+    for seed in range(8):
+        told.clear()
+        (episode,) = rollout([Game(seed)], everyone(agent), env_maker(env), 1)
         transcript = json.loads(json.dumps(episode_to_json(episode)))
-        ways, names = watch.map_of(transcript), transcript["facts"]["names"]
-        bodies += sum(len(frame["bodies"]) for frame in ways["frames"])
-        checked += check_rooms(ways, names, heard)
-    assert checked > 30 and bodies > 0
-
-
-def check_rooms(ways: dict, names: dict, heard: dict) -> int:
-    """Compares the map with what was told to each player in the step after; returns the number of rooms."""
-    checked = 0
-    for frame in ways["frames"]:
-        for agent_name, name in names.items():
-            room = heard.get((frame["step"] + 1, agent_name))
-            if room is not None and name in frame["at"]:
-                assert frame["at"][name] == room % 10 + room // 10 * ways["width"], (frame, name)
-                checked += 1
-    return checked
+        shown, names = timeline_of(transcript), transcript["facts"]["names"]
+        steps = {moment["title"]: moment for moment in shown["moments"]}
+        for (step, seat), look in told.items():
+            saw = {each["who"]: each for each in steps.get(f"step {step}", {}).get("saw", [])}
+            if names[seat] not in saw:  # a look at the end of the game, or before a discussion
+                continue
+            entering = [f"{name} comes from {room_name(room)}" for name, room in look.entering]
+            leaving = [f"{name} goes to {room_name(room)}" for name, room in look.leaving]
+            seen = [*look.present, *entering, *leaving, *(f"the body of {name}" for name in look.bodies)]
+            own = saw[names[seat]]
+            assert (own["where"], sorted(own["saw"])) == (room_name(look.room), sorted(seen)), (seed, step, seat)
+            checked, bodies, walkers = checked + 1, bodies + len(look.bodies), walkers + len(entering + leaving)
+            before = steps.get(f"step {step - 1}")
+            if before and before["saw"]:
+                assert before["at"][names[seat]] == look.room[0] + shown["width"] * look.room[1]
+    assert checked > 100 and bodies > 3 and walkers > 10
 
 
 def test_who_saw_whom_is_told_as_the_players_were(tmp_path: Path) -> None:
