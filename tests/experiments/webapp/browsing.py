@@ -11,9 +11,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
+from omegaconf import DictConfig
+
+from experiments import web
+from tests.composing import configure
 
 ROOT = Path(__file__).resolve().parents[3]
 CHROMIUM = next(
@@ -38,6 +43,33 @@ def chromium() -> Iterator[Any]:
             yield browser
         finally:
             browser.close()
+
+
+@contextmanager
+def site_of(cfg: DictConfig) -> Iterator[Any]:
+    """The application of `python -m experiments.web` with these settings."""
+    web.check(cfg)
+    app, shut, _ = web.site(cfg)
+    try:
+        yield app
+    finally:
+        shut()
+
+
+@contextmanager
+def served(runs: Path, *settings: str) -> Iterator[str]:
+    """The same pages from a thread of this process, which starts at once: their address."""
+    import uvicorn
+
+    with site_of(configure("web", f"runs={runs}", *QUICK, *settings)) as app, web.listen("127.0.0.1", 0) as listening:
+        running = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+        thread = Thread(target=running.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            running.should_exit = True
+            thread.join()
 
 
 @contextmanager

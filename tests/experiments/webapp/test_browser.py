@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.experiments.webapp.browsing import changed, chromium, finish_game, server, state, version
+from tests.experiments.webapp.browsing import changed, chromium, finish_game, served, server, state, version
 
 pytest.importorskip("starlette")
 DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
@@ -30,7 +30,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(browser: Any, runs: Path) -> Iterator[str]:
-    with server(runs, "games_each=20", "games_at_once=40") as (found, _):
+    with served(runs, "games_each=20", "games_at_once=40") as found:
         yield found
 
 

@@ -33,6 +33,7 @@ from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import Game, draw_games
 from tests.composing import DOND, configure
+from tests.experiments.webapp.browsing import site_of
 from tests.experiments.webapp.test_web import Page
 
 STUDY: dict[str, Any] = {
@@ -71,12 +72,8 @@ def written(folder: Path, **changes: Any) -> str:
 def studying(runs: Path, *settings: str) -> Iterator[Any]:
     """A server of the study in runs/small.yaml; makes browsers."""
     cfg = configure("web", f"runs={runs}", f"study={runs}/small.yaml", "device=cpu", "requests=100000", *settings)
-    web.check(cfg)
-    app, shut, _ = web.site(cfg)
-    try:
+    with site_of(cfg) as app:
         yield lambda: TestClient(app, base_url="http://localhost:8700")
-    finally:
-        shut()
 
 
 def join(person: TestClient) -> str:
