@@ -1,6 +1,7 @@
 """What holds for every test: no network, one thread, and no deadline that a busy machine could miss."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", WANDB_MODE="offline", TOKENIZERS_PARALLELISM="false")
@@ -38,6 +39,9 @@ def finished(bases: Path, session_folder: Path) -> Path:
 
 
 @pytest.fixture
-def no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training leaves an empty report: a real one takes as long as a small run's games."""
-    monkeypatch.setattr("experiments.train.build_report", lambda folders, out_path, title: Path(out_path).touch())
+def no_pages() -> Iterator[None]:
+    """See `without_pages`."""
+    from tests.runs import without_pages
+
+    with without_pages():
+        yield

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,14 @@ from omegaconf import DictConfig
 from safetensors.torch import load_file
 
 from experiments import learning, train
+
+
+@contextmanager
+def without_pages() -> Iterator[None]:
+    """Training leaves an empty report: a real one takes as long as a small run's games."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "build_report", lambda folders, out_path, title: Path(out_path).touch())
+        yield
 
 
 def stop(cfg: DictConfig, iteration: int, saved: bool = True) -> None:

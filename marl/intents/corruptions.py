@@ -5,7 +5,6 @@ Each returns the spoiled message, or None where a message has nothing that its k
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -15,7 +14,6 @@ import numpy as np
 from envs.dond.rules import MAX_COUNT, Triple
 from marl.agents.scripted.dond_language import ITEM_OF, NOUNS, NUMBER_OF, NUMBERS
 
-_WORD = re.compile(r"[a-z']+|\d+|[^\sa-z\d]")
 _SIDES = {"i": "you", "you": "i", "me": "you", "my": "your", "your": "my", "mine": "yours", "yours": "mine",
           "i'll": "you'll", "you'll": "i'll"}  # fmt: skip
 _VERBS = ("want", "need", "take", "have", "keep", "get", "give", "value", "like", "can", "could", "would", "will")

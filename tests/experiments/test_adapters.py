@@ -22,7 +22,7 @@ from marl.report.runs import read_evaluation
 from marl.storage.checkpoint import checkpoints_in, folder_digest, load_policy, policy_digest
 from tests.composing import DOND, configure, run_folder
 from tests.marl.models import hf_tokenizer, random_lm, save
-from tests.runs import stop
+from tests.runs import stop, without_pages
 
 pytest.importorskip("peft")
 pytestmark = pytest.mark.usefixtures("no_pages")
@@ -44,8 +44,7 @@ def trained(folder: Path, bases: Path, *overrides: str) -> Path:
 
 @pytest.fixture(scope="module")
 def run(bases: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("experiments.train.build_report", lambda *given, **more: None)
+    with without_pages():
         return trained(tmp_path_factory.mktemp("runs"), bases)
 
 

@@ -18,6 +18,7 @@ from marl.metrics.tables import TableRow, read_table
 from marl.report.page import read_run
 from marl.report.runs import Run, arm_label
 from tests.composing import BRIEF, cases, configure
+from tests.runs import without_pages
 
 SMALL = [
     "env=among_us", "name=tiny", "progress=false", "threads=1", "base.games=12", "base.rows=16",
@@ -37,7 +38,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of finished runs: one that was trained, and copies of it as two arms of two seeds that won these shares
     of their eight games; one of them once more as if it had had shaping."""
     root = tmp_path_factory.mktemp("runs")
-    train.main(configure("train", *SMALL, "ablation=full", "seed=0", f"runs={root}"))
+    with without_pages():
+        train.main(configure("train", *SMALL, "ablation=full", "seed=0", f"runs={root}"))
     (whole,) = root.glob("tiny-full-s0-????????")
     for (arm, seed), won in WINS.items():
         run = root / whole.name.replace("-full-s0-", f"-{arm}-s{seed}-")

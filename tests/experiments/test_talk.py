@@ -18,6 +18,7 @@ RUNS = {"dond": ("env=dond", *DOND[1:]), "among_us": AMONG_US}
 
 
 # Measures of meetings are tested in tests/marl/metrics, too, on small models' games.
+@pytest.mark.usefixtures("no_pages")
 @pytest.mark.parametrize("game", ["dond", pytest.param("among_us", marks=pytest.mark.slow)])
 def test_a_run_and_its_base_are_measured_side_by_side(
     game: str, tmp_path: Path, bases: Path, capsys: pytest.CaptureFixture[str]

@@ -241,14 +241,12 @@ def test_a_pretrained_model_takes_smaller_steps_than_one_from_scratch() -> None:
     assert rates(*hf) == rates(*hf, "base=scripted") == rates(*hf, "env=among_us", "base=scripted") == (5e-5, 1e-5)
     assert rates(*hf, "base=human", "algo=filtered_bc") == (5e-5, 1e-5)
     assert rates(*hf, "base=scripted", "base.learning_rate=1e-3", "algo.update.learning_rate=2e-3") == (1e-3, 2e-3)
-    for game in ("dond", "among_us"):
-        for name, rate in (("smollm2", 5e-4), ("gemma3", 3e-4)):
-            own = (f"model={name}", f"env={game}", "base=scripted")
-            assert rates(*own) == (rate, 1e-4)  # of an adapter
-            spec = run_spec(configure("train", *own))
-            assert spec.model.lora == AdapterConfig() and not spec.base.lessons and not spec.base.players
-            assert spec.algo.update.optimizer == "adamw" and spec.env["style"] == "natural"
-            command = "evaluate" if game == "dond" else "play"
-            assert configure(command, *own).base == configure("train", *own).base
+    for game, name, rate, command in (("dond", "smollm2", 5e-4, "evaluate"), ("among_us", "gemma3", 3e-4, "play")):
+        own = (f"model={name}", f"env={game}", "base=scripted")
+        assert rates(*own) == (rate, 1e-4)  # of an adapter
+        spec = run_spec(configure("train", *own))
+        assert spec.model.lora == AdapterConfig() and not spec.base.lessons and not spec.base.players
+        assert spec.algo.update.optimizer == "adamw" and spec.env["style"] == "natural"
+        assert configure(command, *own).base == configure("train", *own).base
     for command in ("evaluate", "play"):  # which may make the same base
         assert configure(command, *hf, "base=scripted").base.learning_rate == 5e-5

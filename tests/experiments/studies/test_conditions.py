@@ -25,6 +25,7 @@ from marl.planning.planner import PlannerConfig
 from marl.storage.checkpoint import folder_digest, load_policy, read_card, save_policy
 from marl.storage.folder import CARD, REFERENCE
 from tests.composing import BRIEF, cases, composed_once, configure
+from tests.runs import without_pages
 
 SMALL = [
     "env=among_us", *BRIEF, "env.height=1", "env.walk_steps=1", "progress=false", "threads=1", "base.games=12",
@@ -63,8 +64,9 @@ def study(runs: Path, *overrides: str, named: dict | None = None) -> DictConfig:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two seeds of one arm from one base, and a run that stands for another arm."""
     folder = tmp_path_factory.mktemp("runs")
-    for seed in (0, 1):
-        train.main(configure("train", *TRAIN, "ablation=full", f"seed={seed}", f"runs={folder}"))
+    with without_pages():
+        for seed in (0, 1):
+            train.main(configure("train", *TRAIN, "ablation=full", f"seed={seed}", f"runs={folder}"))
     other = shutil.copytree(run_of(folder, "full", 0), folder / "tiny-game_only-s0-0")
     write_json(other / CARD, {**read_json(other / CARD), "arm": "game_only", "run": other.name})
     return folder

@@ -35,6 +35,7 @@ def rows(path: Path) -> list[dict[str, str]]:
     return csv_rows(path)
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_a_runs_drift_from_its_base_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "data").mkdir()
     data = write(tmp_path / "data", test=TEST)

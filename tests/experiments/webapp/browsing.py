@@ -7,15 +7,17 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
+from omegaconf import DictConfig
 
+from experiments import web
 from tests.composing import configure
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -63,26 +65,32 @@ def visiting(browser: Any, address: str, size: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def served(runs: Path, *settings: str) -> Iterator[str]:
-    """The web page on these runs, served by a thread of this process: its address."""
-    import uvicorn
-
-    from experiments import web
-
-    cfg = configure("web", f"runs={runs}", "port=0", *QUICK, *settings)
+def site_of(cfg: DictConfig) -> Iterator[Any]:
+    """The application of `python -m experiments.web` with these settings."""
     web.check(cfg)
     app, shut, _ = web.site(cfg)
-    listening = web.listen(cfg.host, cfg.port)
-    running = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
-    thread.start()
     try:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        yield app
     finally:
-        running.should_exit = True
-        thread.join()
         shut()
-        listening.close()
+
+
+@contextmanager
+def served(runs: Path, *settings: str) -> Iterator[str]:
+    """The same pages from a thread of this process, which starts at once: their address."""
+    import uvicorn
+
+    with site_of(configure("web", f"runs={runs}", *QUICK, *settings)) as app, web.listen("127.0.0.1", 0) as listening:
+        running = uvicorn.Server(
+            uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
+        )
+        thread = Thread(target=running.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            running.should_exit = True
+            thread.join()
 
 
 @contextmanager

@@ -34,6 +34,7 @@ from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import Game, draw_games
 from tests.composing import DOND, configure
+from tests.experiments.webapp.browsing import site_of
 from tests.experiments.webapp.test_web import Page, serving
 
 STUDY: dict[str, Any] = {
@@ -72,12 +73,8 @@ def written(folder: Path, **changes: Any) -> str:
 def studying(runs: Path, *settings: str) -> Iterator[Any]:
     """A server of the study in runs/small.yaml; makes browsers."""
     cfg = configure("web", f"runs={runs}", f"study={runs}/small.yaml", "device=cpu", "requests=100000", *settings)
-    web.check(cfg)
-    app, shut, _ = web.site(cfg)
-    try:
+    with site_of(cfg) as app:
         yield lambda: TestClient(app, base_url="http://localhost:8700")
-    finally:
-        shut()
 
 
 def agree(person: TestClient, page: str) -> Any:

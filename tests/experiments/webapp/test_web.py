@@ -36,6 +36,7 @@ from marl.common.errors import UserError
 from marl.report.transcripts import read_episodes
 from marl.rollout.games import env_maker
 from tests.composing import configure
+from tests.experiments.webapp.browsing import site_of
 from tests.marl.models import tiny_policy
 
 HOSTILE = "<script>alert(1)</script> \"'&{{ 7*7 }} hats"
@@ -49,12 +50,8 @@ QUICK = (
 def serving(runs: Path, *settings: str) -> Iterator[Callable[[], TestClient]]:
     """A server on these runs; makes browsers, each of a person of its own."""
     cfg = configure("web", f"runs={runs}", f"out={runs}/web", *QUICK, *settings)
-    web.check(cfg)
-    app, shut, _ = web.site(cfg)
-    try:
+    with site_of(cfg) as app:
         yield lambda: TestClient(app, base_url="http://localhost:8700")
-    finally:
-        shut()
 
 
 class Page:
