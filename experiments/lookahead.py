@@ -34,7 +34,16 @@ from marl.common.errors import check_writable
 from marl.common.files import digest, read_json, write_json
 from marl.metrics.ratings import RATED, RATED_TWO, elo, table_ratings
 from marl.metrics.stats import Metrics, bootstrap_mean
-from marl.metrics.tables import ArmRun, TableRow, ablation_table, figures_by_arm, format_table, write_csv, write_table
+from marl.metrics.tables import (
+    ArmRun,
+    TableRow,
+    ablation_table,
+    figures_by_arm,
+    format_table,
+    read_table,
+    write_csv,
+    write_table,
+)
 from marl.report.figures import ablation_figure
 from marl.rollout.positions import play
 from marl.storage.folder import git_commit
@@ -81,6 +90,7 @@ def main(cfg: DictConfig) -> None:
     metrics = list(dict.fromkeys(metric for run in runs for metric in run.metrics))
     rows = [row for m in metrics for row in ablation_table([run for run in runs if m in run.metrics], [m])]
     write_table(out / "table.csv", rows)
+    rows = read_table(out / "table.csv")  # what the figure is drawn from again
     ablation_figure(rows, RATED if study.game.players > 2 else RATED_TWO, out / "figure.svg")
     if study.game.players == 2:
         write_table(out / "pairs.csv", pairs_of(study, played))

@@ -50,16 +50,17 @@ class Duel:
             for (p, form), at in self.names.items()
             for kind in ("F" if form else "A")
         }
-        reach = np.zeros((P, FORMS, P, FORMS), np.bool_)
+        reach: Bools = np.zeros((P, FORMS, P, FORMS), np.bool_)
         for kind, pairs in known.ways.items():
-            for here, to in pairs:
-                if (kind, here) in forms and (kind, to) in forms:
-                    reach[(*forms[kind, here], *forms[kind, to])] = True
-        self.reach, self.near = reach, reach.any(-1)  # (P, FORMS, P)
+            for start, to in pairs:
+                if (kind, start) in forms and (kind, to) in forms:
+                    reach[(*forms[kind, start], *forms[kind, to])] = True
+        self.reach: Bools = reach
+        self.near: Bools = np.any(reach, axis=-1)  # (P, FORMS, P)
         self.steps = np.stack([_distances(reach[:, :1, :, :1]), _distances(reach[:, 1:, :, 1:])])  # army, fleet: (P, P)
 
         # Orders of each province: hold, moves, supports; the unit in `source` ends in `goal` in `form`.
-        either = self.near.any(1)
+        either: Bools = np.any(self.near, axis=1)
         orders: list[list[tuple[int, int, int]]] = []
         for p in range(P):
             goals = np.flatnonzero(either[p])
@@ -92,11 +93,11 @@ class Duel:
         self.builds: list[list[tuple[int, int]]] = []  # of each player, units: province and form
         centre = {int(p): 2 * P + i for i, p in enumerate(self.centres)}
         for player, power in enumerate(known.powers):
-            own = [places[unit[0], unit[2:]] for unit in known.units[power]]
-            self.builds.append(own)
-            for p, form in own:
+            first = [places[unit[0], unit[2:]] for unit in known.units[power]]
+            self.builds.append(first)
+            for p, form in first:
                 self.start_row[[p, P + p, centre[p]]] = player, form, player
-        any_step = _distances((self.near.any(1))[:, None, :, None])
+        any_step = _distances(either[:, None, :, None])
         self.from_home = np.stack([any_step[[p for p, _ in own]].min(0) for own in self.builds])  # (2, P)
         self.win = len(self.centres) // 2 + 1
         self.features_size = 4 * P + 2 * len(self.centres) + 2

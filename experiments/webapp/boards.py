@@ -12,6 +12,7 @@ from envs.diplomacy.reading import Reader
 from marl.common.errors import UserError
 
 LAST_RULE = "word for word.\n"  # where the rules end and the first position begins
+MOVES = re.compile(r"^(Spring|Fall) of year (\d+) of \d+: moves", re.M)
 HELD = re.compile(r"([A-Z]+): (.*); centres (.*)")
 OVER = re.compile(r"The game is over: (.*) Your centres: (\d+)\. Your score: (\S+)\.")
 HOW_TO = (
@@ -38,7 +39,7 @@ def positions(seen: Sequence[str]) -> dict[str, tuple[list[str], list[str]]]:
     """Units and centres of each power, as told last before moves."""
     found: dict[str, tuple[list[str], list[str]]] = {}
     for line in (line for text in seen for line in text.splitlines()):
-        if re.match(r"(Spring|Fall) of year \d+ of \d+: moves", line):
+        if MOVES.match(line):
             found = {}
         elif match := HELD.fullmatch(line):
             units, centres = match[2].split(", "), match[3].split(", ")
@@ -48,10 +49,13 @@ def positions(seen: Sequence[str]) -> dict[str, tuple[list[str], list[str]]]:
 
 def picture(map_name: str, seen: Sequence[str]) -> str:
     """The position told last as SVG. UserError if none was."""
-    if not (told := positions(seen)):
+    told, phases = positions(seen), MOVES.findall("\n".join(seen))
+    if not told or not phases:
         raise UserError("There is no such picture.")
     board = Board(map_name)
     each = [told.get(power, ([], [])) for power in board.powers]
     units, centres = (tuple(tuple(own[i]) for own in each) for i in range(2))
-    board.restore(replace(board.state(), units=units, centres=centres, influence=centres, options=None))
+    season, year = phases[-1]
+    phase = f"{season.upper()} {board.first_year + int(year) - 1} MOVEMENT"
+    board.restore(replace(board.state(), phase=phase, units=units, centres=centres, influence=centres, options=None))
     return board.svg()
