@@ -49,7 +49,7 @@ from marl.planning.planner import SUFFIX, PlannerConfig
 from marl.rollout.cast import learners_of
 from marl.rollout.games import env_maker, seats
 from marl.storage.checkpoint import read_card
-from marl.storage.folder import CARD, run_settings
+from marl.storage.folder import CARD, CONFIG, run_settings
 
 AT = "@"  # between a run's name and the iteration
 ROLES = {"dond": (), "among_us": ("crewmate", "imposter"), "diplomacy": ()}
@@ -184,8 +184,10 @@ class Opponents:
             if name == CHAT or not any(self.runs.glob(f"{name}/{CARD}")):
                 if name == CHAT and self.chat is None:
                     raise UserError("opponent=chat: give its endpoint in chat.url and chat.model")
+                if any(self.runs.glob(f"{name}/{CONFIG}")):
+                    raise UserError(f"opponent={name}: this run is not finished. Let its command finish, then serve.")
                 if name != CHAT:
-                    text_player(name, game, f"there is no finished run {name} in {self.runs}, and opponent")
+                    check_script(name, game, self.runs)
                 if plans or condition.iteration is not None or condition.where:
                     raise UserError(f"opponent={name}: is no run, and neither plans nor has iterations or settings")
                 return Opponent(name, game, name, self.envs[game])
@@ -288,6 +290,17 @@ class Opponents:
         how = (self.planner, self.cicero)
         agent = model_player(run + plans, in_games, policy, limits, places, self.temperature, *how, env["game"], style)
         return Loaded(agent, fit.concurrency)
+
+
+def check_script(name: str, game: str, runs: Path) -> None:
+    """Raises UserError if no scripted player has this name, which no finished run has."""
+    try:
+        text_player(name, game)
+    except UserError as error:
+        raise UserError(
+            f"opponent={name}: there is no finished run of this name in {runs}, and no such scripted player. Train it, "
+            "or name another."
+        ) from error
 
 
 @contextmanager

@@ -355,6 +355,7 @@ class Site:
         asked = {name: request.query_params.get(name, "")[:200] for name in ("run", "arm", "ending", "words")}
         at = FIRST.fullmatch(request.query_params.get("first", ""))
         start = (int(at[1]), int(at[2])) if at else (0, 0)
+        names = await run_in_threadpool(watch.runs_with_games, self.runs)
         found, after = await run_in_threadpool(lambda: watch.games_of(self.runs, SHOWN, start, **asked))
         return self.html(
             "watch.html",
@@ -362,8 +363,8 @@ class Site:
             start=start,
             after=after,
             asked=asked,
-            runs=await run_in_threadpool(watch.runs_with_games, self.runs),
-            arms=await run_in_threadpool(watch.arms_of, self.runs),
+            runs=names,
+            arms=await run_in_threadpool(watch.arms_of, self.runs, names),
             endings=list(dict.fromkeys((*watch.ENDINGS, *(game.ending for game in found)))),
         )
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sqlite3
+from collections.abc import Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -124,9 +125,9 @@ def arm_of(folder: Path) -> str:
     return _arm(config, config.stat().st_mtime_ns) if config.is_file() else ""
 
 
-def arms_of(runs: Path) -> list[str]:
-    """Arms of the runs with recorded games."""
-    return sorted({arm for name in runs_with_games(runs) if (arm := arm_of(runs / name))})
+def arms_of(runs: Path, names: Iterable[str]) -> list[str]:
+    """Arms of the runs of these names."""
+    return sorted({arm for name in names if (arm := arm_of(runs / name))})
 
 
 def games_of(
@@ -138,9 +139,10 @@ def games_of(
 
     At most MOST_FILES files are read: a page may hold fewer games, and go on.
     """
-    if run and run not in runs_with_games(runs):
+    every = files_of(runs, run)
+    if run and not every:
         raise UserError("There is no run of this name with recorded games.")
-    files = [file for file in files_of(runs, run) if not arm or arm_of(runs / file.run) == arm]
+    files = [file for file in every if not arm or arm_of(runs / file.run) == arm]
     found: list[Recorded] = []
     for number, file in enumerate(files[first[0] :], start=first[0]):
         if number - first[0] == MOST_FILES:
