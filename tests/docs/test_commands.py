@@ -27,6 +27,7 @@ from tests.composing import AMONG_US, DOND, SMALL
 from tests.experiments.launch.test_pages import code
 from tests.experiments.studies.test_drift import SMALL as HUMAN
 from tests.experiments.studies.test_frontier import TEST
+from tests.experiments.test_cicero import STUDY as INTENTS
 from tests.experiments.test_lookahead import SMALL as LOOKAHEAD
 from tests.experiments.webapp.test_study import STUDY
 from tests.human_dialogues import ROWS, games_of, write
@@ -85,12 +86,7 @@ SMALLER: dict[str, tuple[str, ...]] = {
     "web": ("device=cpu", "port=0"),
     "web_export": ("simulated=true",),  # games of people are not there
     "web_simulate": ("device=cpu", "people=2", "plays=2"),
-    "studies.intents": (
-        *QUIET, "device=cpu", "env.max_entries=6", "scripted_games=120", "base.epochs=1", "action_epochs=1", "epochs=1",
-        "own_epochs=1", "model.hidden_size=32", "model.layers=1", "model.intermediate_size=64", "control=20",
-        "nonsense={train: 60, val: 40, test: 40}", "games=2", "concurrency=2", "cicero.draws=3", "cicero.candidates=2",
-        "cicero.nonsense=0.3", "cicero.plan.iterations=3", "data.dond=null",  # too few dialogues here
-    ),
+    "studies.intents": (*INTENTS, "data.dond=null"),  # the dialogues here are too few
 }  # fmt: skip
 
 
@@ -212,7 +208,7 @@ def there(word: str, folder: Path) -> str:
     """What a name of FIRST stands for in this folder, or '' if it was not made yet."""
     simulated = "study-small-simulated"
     if word == "CODE":
-        table = folder / "runs" / simulated / "export/people.csv"
+        table = folder / "runs" / simulated / "export/simulated_people.csv"
         return csv_rows(table)[0]["person"] if table.exists() else ""
     made = {
         "STUDY": "lookahead/*", "intents-both": "intents-both-*", "web_export": simulated,

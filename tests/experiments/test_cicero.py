@@ -29,6 +29,12 @@ from tests.marl.planners import negotiator
 
 ENV = {"game": "dond", "style": "compact", "objective": 0.0}
 WEAK = ("cicero.nonsense=0", "cicero.candidates=2", "cicero.draws=3", "cicero.plan.iterations=3")
+STUDY = (  # a small one, on few scripted dialogues
+    "progress=false", "threads=1", "device=cpu", "env.max_entries=6", "scripted_games=120", "base.epochs=1",
+    "action_epochs=1", "epochs=1", "own_epochs=1", "model.hidden_size=32", "model.layers=1",
+    "model.intermediate_size=64", "control=20", "nonsense={train: 60, val: 40, test: 40}", "games=2", "concurrency=2",
+    "cicero.draws=3", "cicero.candidates=2", "cicero.nonsense=0.3", "cicero.plan.iterations=3",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -138,13 +144,7 @@ def test_the_study_goes_from_dialogues_to_a_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scripted dialogues stand in, and are called so. The second call only tabulates."""
-    small = (
-        f"runs={tmp_path}", "progress=false", "threads=1", "device=cpu", "env.max_entries=6", "scripted_games=120",
-        "base.epochs=1", "action_epochs=1", "epochs=1", "own_epochs=1",
-        "model.hidden_size=32", "model.layers=1", "model.intermediate_size=64",
-        "control=20", "nonsense={train: 60, val: 40, test: 40}", "games=2", "concurrency=2", "cicero.draws=3",
-        "cicero.candidates=2", "cicero.nonsense=0.3", "cicero.plan.iterations=3", f"publish={tmp_path}/out",
-    )  # fmt: skip
+    small = (*STUDY, f"runs={tmp_path}", f"publish={tmp_path}/out")
     intents.main(configure("intents", *small))
     assert "scripted dialogues stand in for people's" in capsys.readouterr().out
     first = (tmp_path / "out" / "table.csv").read_text()
