@@ -20,7 +20,8 @@ def timeline_of(transcript: Transcript) -> View:
     among_us = is_among_us(transcript)
     names = facts["names"] if among_us else {agent: agent for agent in transcript["players"]}
     moments = list(_among_us(transcript) if among_us else _talk(transcript))
-    bars, numbers = [], {}
+    bars: list[View] = []
+    numbers: dict[tuple[str, int], int] = {}  # of bars, by listener and question
     for belief in transcript["beliefs"]:
         key = belief["listener"], belief["question"]
         if key in numbers or transcript["roles"][belief["listener"]] == "imposter":  # who knows the answer
@@ -36,14 +37,15 @@ def timeline_of(transcript: Transcript) -> View:
                 "truth": [i for i, answer in enumerate(question["candidates"]) if answer in right],
             }
         )
+    known: dict[tuple[str, str], tuple[int, Sequence[float]]] = {}  # the last answers, by listener and topic
+    waiting = sorted(transcript["beliefs"], key=lambda belief: -belief["step"])
     for moment in moments:
-        known: dict[tuple[str, str], tuple[int, Sequence[float]]] = {}
-        for belief in sorted(transcript["beliefs"], key=lambda belief: belief["step"]):
+        while waiting and waiting[-1]["step"] <= moment["until"]:
+            belief = waiting.pop()
             number = numbers.get((belief["listener"], belief["question"]))
-            who = names[belief["listener"]]
-            if number is not None and belief["step"] <= moment["until"] and who in moment.get("at", (who,)):
-                known[who, bars[number]["asks"]] = number, belief["probs"]
-        moment["beliefs"] = list(known.values())
+            if number is not None:
+                known[bars[number]["who"], bars[number]["asks"]] = number, belief["probs"]
+        moment["beliefs"] = [pair for (who, _), pair in known.items() if who in moment.get("at", (who,))]
     width, height = (int(facts["width"]), int(facts["height"])) if among_us else (0, 0)
     rooms = [room_name((x, y)) for y in range(height) for x in range(width)]
     return {"width": width, "rooms": rooms, "bars": bars, "moments": moments}
