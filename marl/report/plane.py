@@ -37,10 +37,10 @@ def plane_figure(rows: Sequence[TableRow], path: Path) -> None:
         every = [value for (_, own), grid in found.items() if own == metric for value in grid.values()]
         for player, axes in zip(players, panels[:, column], strict=True):
             grid = found[player, metric]
-            lambdas = [list(dict.fromkeys(key[i] for key in grid)) for i in (0, 1)]
-            values = np.array([[grid.get((pop, agent), np.nan) for agent in lambdas[1]] for pop in lambdas[0]])
+            believed, played = (list(dict.fromkeys(key[i] for key in grid)) for i in (0, 1))
+            values = np.array([[grid.get((pop, agent), np.nan) for agent in played] for pop in believed])
             low, high = min(every), max(every) + 1e-9
-            heat_map(axes, values, *lambdas, low, high, "{:.2f}".format)
+            heat_map(axes, values, believed, played, low, high, "{:.2f}".format)
             axes.invert_yaxis()  # the least lambda at the bottom
             axes.set_title(f"{player}: {wording(metric).label.lower()}", fontsize=10, loc="left", color="#222222")
             if column == 0:
