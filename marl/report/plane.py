@@ -40,7 +40,7 @@ def plane_figure(rows: Sequence[TableRow], path: Path) -> None:
             lambdas = [list(dict.fromkeys(key[i] for key in grid)) for i in (0, 1)]
             values = np.array([[grid.get((pop, agent), np.nan) for agent in lambdas[1]] for pop in lambdas[0]])
             low, high = min(every), max(every) + 1e-9
-            heat_map(axes, values, *lambdas, low, high, "{:.2f}".format)
+            heat_map(axes, values, lambdas[0], lambdas[1], low, high, "{:.2f}".format)
             axes.invert_yaxis()  # the least lambda at the bottom
             axes.set_title(f"{player}: {wording(metric).label.lower()}", fontsize=10, loc="left", color="#222222")
             if column == 0:
