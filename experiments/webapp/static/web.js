@@ -4,6 +4,7 @@
 const table = document.getElementById("table");
 const away = document.getElementById("away"); // says that the server does not answer
 let news = null; // the server's events, while others are waited for
+let late = null; // until it is said that they do not come
 
 function show(html, focus) {
   const text = document.getElementById("text");
@@ -72,9 +73,10 @@ function wait(version) {
     if (done) { news.close(); news = null; }
     show(html, done);
   };
-  news.onopen = () => { away.hidden = true; };
-  news.onerror = () => {
-    if (news.readyState === EventSource.CLOSED) { away.hidden = false; setTimeout(wait, 1000, version); }
+  news.onopen = () => { clearTimeout(late); late = null; away.hidden = true; };
+  news.onerror = () => { // the browser asks again by itself, unless it has given up
+    late ??= setTimeout(() => { away.hidden = false; }, 2000);
+    if (news.readyState === EventSource.CLOSED) setTimeout(wait, 1000, version);
   };
 }
 

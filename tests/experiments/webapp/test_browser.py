@@ -346,21 +346,33 @@ def test_a_finished_run_is_played_by_its_page(browser: Any, finished: Path, base
 
 
 @pytest.mark.slow
-def test_the_server_is_killed_and_the_open_page_goes_on(browser: Any, tmp_path: Path) -> None:
-    """A reply that is sent meanwhile arrives once the server is back; nothing is loaded again by hand."""
-    with server(tmp_path) as (address, process):
+def test_the_server_is_killed_and_the_open_page_goes_on(browser: Any, endpoint: Server, tmp_path: Path) -> None:
+    """While the partner is waited for, and while it is the person's turn. A reply that is sent meanwhile arrives once
+    the server is back; nothing is loaded again by hand."""
+    chat = (f"chat.url={endpoint.url}", "chat.model=some", "chat.key=''", f"chat.answers={tmp_path}/chat.jsonl")
+    endpoint.going.clear()  # type: ignore[attr-defined]
+    gone = "#away:has-text('The server does not answer')"
+    with server(tmp_path, *chat) as (address, process):
         context = browser.new_context(viewport=DESK, base_url=address)
         page = context.new_page()
-        begin(page, "dond", "scripted", "player_0")
-        page.wait_for_selector("#now form.reply")
+        begin(page, "dond", "chat", "player_0")
+        greet(page)
+        page.wait_for_selector(".typing")
         page.evaluate("window.stayed = true")
+        process.kill()
+    page.wait_for_selector(gone)
+    endpoint.going.set()  # type: ignore[attr-defined]
+    port = int(address.rpartition(":")[2])
+    with server(tmp_path, *chat, port=port) as (_, process):
+        page.wait_for_selector("text=The hats are mine.")
+        page.wait_for_selector("#now form.reply")
+        assert not page.locator("#away").is_visible()
         before, told = version(page), page.locator(".log").inner_text()
         process.kill()
-        process.wait()
     page.locator("#text").fill("I need the hats")
     page.get_by_role("button", name="Send").click()
-    page.wait_for_selector("#away:has-text('The server does not answer')")
-    with server(tmp_path, port=int(address.rpartition(":")[2])):
+    page.wait_for_selector(gone)
+    with server(tmp_path, *chat, port=port):
         changed(page, before)
         assert not page.locator("#away").is_visible()
         log = page.locator(".log").inner_text()
