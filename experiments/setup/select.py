@@ -95,15 +95,15 @@ def card_line(card: Mapping[str, Any], game: str = "") -> dict[str, Any]:
 
 
 def add_cards(lines: Iterable[Mapping[str, Any]], folder: Path) -> None:
-    """Writes lines into `cards.jsonl`, ordered by run. They replace earlier lines of the same runs.
+    """Writes lines into `cards.jsonl`, ordered by run. They replace earlier lines of the same name.
 
-    A line's name is FOLDER@COMMIT: the same command at another commit is another result.
+    A line's name is FOLDER@COMMIT: the same command at another commit is another result, and both stay.
     """
     path = folder / CARDS
     with reading(path):
         kept = [parsed_json(line) for line in read_text(path).splitlines()] if path.exists() else []
-        by_run = {line["run"].partition("@")[0]: with_commit(line) for line in [*kept, *lines]}
-    write_text(path, "".join(json.dumps(by_run[run]) + "\n" for run in sorted(by_run)))
+        by_name = {line["run"]: line for line in map(with_commit, [*kept, *lines])}
+    write_text(path, "".join(json.dumps(by_name[name]) + "\n" for name in sorted(by_name)))
 
 
 def with_commit(line: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,7 +47,9 @@ def test_the_name_of_a_card_means_one_result() -> None:
     assert len(found) > 200
 
 
-def test_a_card_is_named_by_its_commit_and_replaces_that_of_an_earlier_one(tmp_path: Path) -> None:
+def test_a_card_is_named_by_its_commit_and_replaces_none_of_another(tmp_path: Path) -> None:
     add_cards([{"run": "b", "git_commit": "1111"}, {"run": "base"}], tmp_path)
     add_cards([{"run": "b", "git_commit": "2222, 3333"}, {"run": "a", "git_commit": "2222"}], tmp_path)
-    assert [card["run"] for card in cards(tmp_path / CARDS)] == ["a@2222", "b@2222,3333", "base"]
+    add_cards([{"run": "a", "git_commit": "2222", "games": 7}], tmp_path)
+    found = {card["run"]: card.get("games") for card in cards(tmp_path / CARDS)}
+    assert found == {"a@2222": 7, "b@1111": None, "b@2222,3333": None, "base": None}
