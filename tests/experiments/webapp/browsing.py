@@ -168,12 +168,12 @@ def finish_game(
 
 
 def fits(page: Any) -> bool:
-    """Nothing is cut off at the side."""
+    """Tells whether nothing is cut off at the side."""
     return bool(page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"))
 
 
 def check_axe(page: Any, where: str) -> None:
-    """No serious or critical finding of axe, and nothing cut off."""
+    """Fails at a serious or critical finding of axe, and if something is cut off."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs pip install -e '.[browser]'")
     found = [v for v in axe.Axe().run(page).response["violations"] if v["impact"] in ("serious", "critical")]
     assert not [(v["id"], v["nodes"][0]["html"][:200], v["nodes"][0]["failureSummary"][-200:]) for v in found], where
