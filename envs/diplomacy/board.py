@@ -305,7 +305,7 @@ class Board:
 
 @dataclass(frozen=True)
 class Geography:
-    """What a map is made of. Locations are provinces, and coasts as SPA/NC."""
+    """A map's parts. Locations are provinces, and coasts as SPA/NC."""
 
     powers: tuple[str, ...]  # in alphabetical order
     locations: tuple[str, ...]

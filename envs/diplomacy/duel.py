@@ -103,7 +103,7 @@ class Duel:
         self.features_size = 4 * P + 2 * len(self.centres) + 2
 
     def parts(self, states: Small) -> tuple[Small, Small, Small]:
-        """Whose unit is in each province, its form, and who owns each centre."""
+        """Splits positions: whose unit is in each province, its form, and who owns each centre."""
         P = self.slots
         return states[:, :P], states[:, P : 2 * P], states[:, 2 * P : -2]
 

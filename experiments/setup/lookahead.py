@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -164,8 +165,12 @@ class Study:
         return NetPlayer(self.game, net, self.how(name), anchor if self.planners[name].anchored else None)
 
 
+@functools.cache
 def game_of(map_name: str, years: int) -> Pure | Duel:
-    """A map as arrays. UserError where it needs the package of the game, and that is missing."""
+    """A map as arrays, made once: one for two takes half a second.
+
+    UserError where it needs the package of the game, and that is missing.
+    """
     try:
         return Pure(years) if map_name == PURE else Duel(map_name, years)
     except ImportError as error:
@@ -179,7 +184,7 @@ def scripted_of(game: Pure | Duel) -> Population | DuelPopulation:
 
 # --- In the game's texts ----------------------------------------------------------------------------------------------
 def is_planner(name: str) -> bool:
-    """Returns whether this names a study's player, as in runs/lookahead/STUDY/piKL-s0."""
+    """Tells whether this names a study's player, as in runs/lookahead/STUDY/piKL-s0."""
     path = Path(name)
     return "/" in name and (path.parent / SETTINGS).is_file() and "-s" in path.name
 
@@ -195,7 +200,7 @@ def check_planner(name: str, env: Mapping[str, Any]) -> tuple[Study, str, int]:
             raise UserError(f"{name} plays pure Diplomacy alone, and env.{setting}={given}. Seat another player")
     study, called, seed = _found(name)
     if not isinstance(study.game, Pure):
-        raise UserError(f"{name} plays {study.settings['map_name']} among its like alone. Take a player of pure")
+        raise UserError(f"{name} plays {study.settings['map_name']}, not pure. Take a player of pure")
     return study, called, seed
 
 

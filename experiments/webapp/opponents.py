@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from envs.core import Style
 from experiments.setup.config import cast_of
 from experiments.setup.entrants import text_player
-from experiments.setup.lookahead import is_planner, planner_agent
+from experiments.setup.lookahead import check_planner, is_planner, planner_agent
 from experiments.setup.players import (
     bare,
     called_in_games,
@@ -149,7 +149,7 @@ class Opponents:
         for state in sorted(self.runs.glob("lookahead/*/*-s*/state.json")) if env else []:
             name = state.parent.relative_to(self.runs).as_posix()
             with suppress(UserError):  # still in training, or of another map
-                planner_agent(str(state.parent), env or {})
+                check_planner(str(state.parent), env or {})
                 found.append(Opponent(name, "diplomacy", name.removeprefix("lookahead/"), env or {}))
         return found
 

@@ -207,7 +207,8 @@ class Site:
         return response
 
     def html(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
-        return HTMLResponse(self._templates.get_template(template).render(**values), status)
+        text = self._templates.get_template(template).render(**values)
+        return HTMLResponse(text.encode("utf-8", "replace"), status)  # a recorded name may have half surrogate pairs
 
     # --- Play -------------------------------------------------------------------------------------------------------
     async def home(self, request: Request, person: str) -> Response:

@@ -187,7 +187,7 @@ class StudyPages:
 
 
 def wrong_of(result: Mapping[str, Any]) -> str:
-    """What went wrong in a finished game, in a sentence; empty if nothing did."""
+    """Says in a sentence what went wrong in a finished game; empty if nothing did."""
     how = result.get("how", "")
     if how == "failed":
         return "The opponent or the server failed. This is not your fault."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from envs.among_us.state import Room
@@ -38,13 +39,15 @@ def timeline_of(transcript: Transcript) -> View:
             }
         )
     known: dict[tuple[str, str], tuple[int, Sequence[float]]] = {}  # the last answers, by listener and topic
-    waiting = sorted(transcript["beliefs"], key=lambda belief: -belief["step"])
+    waiting = sorted(transcript["beliefs"], key=lambda belief: belief["step"])[::-1]
     for moment in moments:
         while waiting and waiting[-1]["step"] <= moment["until"]:
             belief = waiting.pop()
             number = numbers.get((belief["listener"], belief["question"]))
             if number is not None:
-                known[bars[number]["who"], bars[number]["asks"]] = number, belief["probs"]
+                bar, probs = bars[number], belief["probs"]
+                assert len(probs) == len(bar["answers"]) and all(map(math.isfinite, probs)), belief
+                known[bar["who"], bar["asks"]] = number, probs
         moment["beliefs"] = [pair for (who, _), pair in known.items() if who in moment.get("at", (who,))]
     width, height = (int(facts["width"]), int(facts["height"])) if among_us else (0, 0)
     rooms = [room_name((x, y)) for y in range(height) for x in range(width)]
@@ -109,7 +112,7 @@ def _meeting(meeting: Meeting, chapter: int, width: int, names: Mapping[str, str
 
 
 def _saw(moves: Moves, seen: Mapping[int, Mapping[str, Sight]]) -> dict[int, list[View]]:
-    """What everybody who chose saw before it did, by step: who, where, what it saw (a list), and what it chose."""
+    """Lists by step what everybody who chose saw before: who, where, what it saw (a list), and what it chose."""
     found: dict[int, list[View]] = {}
     rooms = moves.rooms[-1]
     for step, chosen in moves.by_step.items():

@@ -17,6 +17,7 @@ from experiments.webapp.timeline import timeline_of
 from marl.common.errors import UserError
 from marl.common.files import FAULTS, digest, read_bytes, reading
 from marl.report.diplomacy import COLOURS, Phase, phase_views, phases_of, picture
+from marl.report.games import game_of
 from marl.report.transcripts import check_transcript
 from marl.report.views import game_view, is_dond
 from marl.storage.folder import CONFIG, read_settings
@@ -157,7 +158,7 @@ def games_of(
 
 
 def names(messages: str, words: str) -> bool:
-    """True if a message has these words as they stand, in any case: `Red` is not named by "redmond" or "bored"."""
+    """Tells whether a message has these words as they stand, in any case: "bored" does not name `Red`."""
     return not words or re.search(rf"(?<!\w){re.escape(words.strip().lower())}(?!\w)", messages) is not None
 
 
@@ -185,7 +186,7 @@ def _read(file: File) -> tuple[Recorded, ...]:
                     file.run, file.name, number, int(t["seed"]), tuple(dict.fromkeys(map(str, t["players"].values()))),
                     deal or f"won by {outcome.get('winner') or 'nobody'}", str(outcome.get("how", "")), len(messages),
                     "\n".join(messages).lower(), len(lines) <= 2, began(t),
-                    digest({"seed": t["seed"], "facts": t["facts"]}),
+                    digest(game_of(t)),
                 )
             )  # fmt: skip
         except FAULTS:

@@ -173,7 +173,7 @@ def story(facts: Mapping[str, Any], replies: Sequence[Reply]) -> list[Moves | Me
 
 
 class Sight(NamedTuple):
-    """What a player saw before a choice: by name, who stood there, came (from a room) and went (to one), and bodies."""
+    """A player's view before a choice: by name, who stood there, came (from a room) and went (to one), and bodies."""
 
     present: tuple[str, ...]
     entering: tuple[tuple[str, Room], ...]
@@ -194,7 +194,7 @@ class Sight(NamedTuple):
 
 
 def sights(chapters: Sequence[Moves | Meeting]) -> list[dict[int, dict[str, Sight]]]:
-    """What each player saw before each of its choices, by step and name, for each `Moves`.
+    """Works out what each player saw before each of its choices, by step and name, for each `Moves`.
 
     A walk is seen from both its ends until it is over, also if it ended in a death. How long walks last is not in the
     log: whoever walks is asked next at its end.

@@ -205,7 +205,7 @@ def run(line: str, folder: Path, bases: Path) -> None:
 
 
 def there(word: str, folder: Path) -> str:
-    """What a name of FIRST stands for in this folder, or '' if it was not made yet."""
+    """Finds what a name of FIRST stands for in this folder, or '' if it was not made yet."""
     simulated = "study-small-simulated"
     if word == "CODE":
         table = folder / "runs" / simulated / "export/simulated_people.csv"
@@ -222,7 +222,7 @@ def there(word: str, folder: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("line", RUN, ids=lambda line: f"{LINES[line].stem} {line}")
 def test_a_command_runs(line: str, folder: Path, bases: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "env=diplomacy" in line or "sweep=diplomacy" in line:
+    if re.search("(env|sweep)=diplomacy|board=france_austria", line):
         pytest.importorskip("diplomacy", reason="needs the extra `diplomacy`: pip install 'diplomacy==1.1.2'")
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [*sys.path])

@@ -120,7 +120,7 @@ def test_two_players_meet_each_by_each(tmp_path: Path) -> None:
     assert len(games) == 12 + 3 * 9 * 8 // 2 and set(games[0]) == {
         "seed", "kind", "seat_0", "seat_1", "score_0", "score_1"
     }  # fmt: skip
-    with pytest.raises(UserError, match=r"plays standard_france_austria among its like alone\. Take a player of pure"):
+    with pytest.raises(UserError, match=r"plays standard_france_austria, not pure\. Take a player of pure"):
         planner_agent(f"{folder}/piKL-s0", {"game": "diplomacy"})
 
 

@@ -81,9 +81,7 @@ def served(runs: Path, *settings: str) -> Iterator[str]:
     import uvicorn
 
     with site_of(configure("web", f"runs={runs}", *QUICK, *settings)) as app, web.listen("127.0.0.1", 0) as listening:
-        running = uvicorn.Server(
-            uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
-        )
+        running = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
         thread = Thread(target=running.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
@@ -170,12 +168,12 @@ def finish_game(
 
 
 def fits(page: Any) -> bool:
-    """Nothing is cut off at the side."""
+    """Tells whether nothing is cut off at the side."""
     return bool(page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"))
 
 
 def check_axe(page: Any, where: str) -> None:
-    """No serious or critical finding of axe, and nothing cut off."""
+    """Fails at a serious or critical finding of axe, and if something is cut off."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs pip install -e '.[browser]'")
     found = [v for v in axe.Axe().run(page).response["violations"] if v["impact"] in ("serious", "critical")]
     assert not [(v["id"], v["nodes"][0]["html"][:200], v["nodes"][0]["failureSummary"][-200:]) for v in found], where

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("starlette")
-pytest.importorskip("diplomacy", reason="needs pip install -e '.[diplomacy]'")
 
 from envs.diplomacy import board
 from experiments import lookahead
@@ -26,6 +25,7 @@ QUICK = ("games.diplomacy.env.years=1",)
 
 def played(runs: Path, opponent: str, talk: str) -> list[str]:
     """Plays a game by the first button, or a hostile message. Returns the pages that were seen."""
+    pytest.importorskip("diplomacy", reason="needs pip install -e '.[diplomacy]'")
     with serving(runs, *QUICK) as browser:
         person, stranger = browser(), browser()
         form = {"game": "diplomacy", "opponent": opponent, "seat": "any", "objective": "own", "talk": talk}
@@ -81,6 +81,7 @@ def test_players_who_plan_are_offered_once_they_are_trained(tmp_path: Path) -> N
 
 
 def test_the_picture_is_of_what_was_told() -> None:
+    pytest.importorskip("diplomacy", reason="needs pip install -e '.[diplomacy]'")
     told = "Spring of year 1 of 3: moves.\nFRANCE: A PAR, F BRE; centres BRE, PAR\nAUSTRIA: no unit; centres VIE\n"
     assert positions([told]) == {"FRANCE": (["A PAR", "F BRE"], ["BRE", "PAR"]), "AUSTRIA": ([], ["VIE"])}
     later = "Fall of year 1 of 3: moves.\nFRANCE: A BUR; centres none\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import os
 import re
 import threading
@@ -225,6 +226,46 @@ def test_the_timeline_shows_what_players_were_told(player: str) -> None:
             if before and before["saw"]:
                 assert before["at"][names[seat]] == look.room[0] + shown["width"] * look.room[1]
     assert checked > 100 and bodies > 3 and walkers > 10
+
+
+def test_a_game_that_cannot_be_shown_is_told_in_a_sentence(tmp_path: Path) -> None:
+    """Beliefs that are no probabilities of the answers; names that are no text, and games without turns, are shown."""
+    make = env_maker({"game": "among_us", "style": "natural", "max_steps": 20})
+    (episode,) = rollout([Game(1)], everyone(scripted("among_us", "careful")), make, 1)
+    game = json.loads(json.dumps(episode_to_json(episode)))
+    listener = next(agent for agent, role in game["roles"].items() if role == "crewmate")
+    asked = {"text": "Who is the imposter?", "candidates": ["Red", "Blue"], "answer": "Red"}
+
+    def believing(*each: list[float]) -> dict[str, object]:
+        beliefs = [{"listener": listener, "question": 0, "step": 0, "probs": probs} for probs in each]
+        return {**game, "questions": [asked], "beliefs": beliefs}
+
+    told = timeline_of(believing([0.5, 0.5], [0.25, 0.75]))["moments"][0]
+    assert told["beliefs"] == [(0, [0.25, 0.75])]  # of the same step the last
+    names = dict.fromkeys(game["facts"]["names"], "\ud800")
+    games = {
+        "none": believing([]), "few": believing([1.0]), "many": believing([0.5, 0.25, 0.25]),
+        "nan": believing([math.nan, 0.5]), "infinite": believing([math.inf, 0.5]),
+        "name": {**game, "roles": dict.fromkeys(game["roles"], "\ud800"), "facts": {**game["facts"], "names": names}},
+        "empty": {**game, "turns": []},
+    }  # fmt: skip
+    for run, each in games.items():
+        (tmp_path / run).mkdir()
+        write_text(tmp_path / run / "games.jsonl", json.dumps(each) + "\n")
+    with serving(tmp_path) as browser:
+        person = browser()
+        found = {run: person.get(f"/watch/{run}/games.jsonl/1") for run in games}
+    for run, page in found.items():
+        shown = run in ("name", "empty")
+        assert (page.status_code, "is damaged" in page.text) == (200 if shown else 400, not shown), run
+
+
+def test_a_game_with_and_without_talk_is_the_same_game(tmp_path: Path) -> None:
+    (episode,) = rollout([Game(1)], everyone(scripted("dond", "fair")), env_maker({"game": "dond"}), 1)
+    game = episode_to_json(episode)
+    for run, rounds in (("silent", 0), ("talking", 1)):
+        write_transcripts(tmp_path / run / "games.jsonl", [{**game, "facts": {**game["facts"], "rounds": rounds}}])
+    assert [other.run for other in watch.same_games(tmp_path, "silent", "games.jsonl", 1)] == ["talking"]
 
 
 def test_who_saw_whom_is_told_as_the_players_were(tmp_path: Path) -> None:
