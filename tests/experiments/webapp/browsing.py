@@ -81,9 +81,7 @@ def served(runs: Path, *settings: str) -> Iterator[str]:
     import uvicorn
 
     with site_of(configure("web", f"runs={runs}", *QUICK, *settings)) as app, web.listen("127.0.0.1", 0) as listening:
-        running = uvicorn.Server(
-            uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
-        )
+        running = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
         thread = Thread(target=running.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
