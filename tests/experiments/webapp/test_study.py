@@ -487,6 +487,14 @@ def test_means_are_over_people() -> None:
     assert counts["one/a"] == (2, 4)
 
 
+def test_conditions_are_compared_with_the_first_of_the_file() -> None:
+    """Also where another comes first by name, as iteration_12 does before iteration_3."""
+    games = [row_of(f"p{n}", 10.0 * n, condition=name) for n in range(2) for name in ("iteration_12", "iteration_3")]
+    table, counts = web_export.tabulated(games, 0, [("one", "iteration_3"), ("one", "iteration_12")])
+    assert [*table] == ["one/iteration_3", "one/iteration_12", "one/iteration_12 - iteration_3"]
+    assert counts["one/iteration_12 - iteration_3"] == (2, 4)
+
+
 def row_of(person: str, points: float, **given: Any) -> web_export.GameRow:
     blank = dict.fromkeys(web_export.GameRow.__annotations__, "")
     named = {"person": person, "part": "one", "condition": "a", "state": "over", "points": points, "pay": 0.0}
