@@ -557,13 +557,14 @@ def test_the_benchmark_of_the_page(tmp_path: Path) -> None:
     assert found["settings"]["pages"]["study"] and found["hardware"] and "page" not in many
 
 
-def test_programs_play_among_us_too(tmp_path: Path) -> None:
+def test_programs_play_among_us_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A won game is a point; whoever is the imposter or a crewmate is told so by the page, and plays as one."""
     quick = {"max_steps": 60, "cooldown": 1, "messages_each": 1}
     conditions = {seat: {"opponent": "careful", "seat": seat} for seat in ("crewmate", "imposter")}
     written(tmp_path, parts={"one": {"game": "among_us", "env": quick, "conditions": conditions}})
     settings = (f"runs={tmp_path}", f"study={tmp_path}/small.yaml")
     web_simulate.main(configure("web_simulate", *settings, "plays=2", "people=1", "player=careful", "device=cpu"))
+    assert f"web_export study={tmp_path}/small.yaml simulated=true runs={tmp_path}\n" in capsys.readouterr().out
     export = web_export.main(configure("web_export", *settings, "simulated=true"))
     games = rows(export / "simulated_games.csv")
     assert {g["condition"] for g in games} == {"crewmate", "imposter"} and {g["state"] for g in games} == {"over"}
