@@ -111,6 +111,7 @@ def rows(path: Path) -> list[dict[str, str]]:
     [
         ({"colour": "red"}, "study.colour is no setting of Study"),
         ({"parts__alone__conditions__hard__opponnent": "x"}, "opponnent is no setting of Condition"),
+        ({"parts__alone__conditions": {"a": {"oponent": "fair"}}}, "oponent is no setting"),  # before what is missing
         ({"parts__alone__conditions__hard__weight": 0.5}, "conditions.soft.weight is missing"),
         (
             {"parts__alone__conditions": {n: {"opponent": "fair", "weight": w} for n, w in (("a", 0.5), ("b", 0.6))}},
