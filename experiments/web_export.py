@@ -114,7 +114,8 @@ def main(cfg: DictConfig) -> Path:
     write_csv(
         out / f"{prefix}people.csv", list(PersonRow.__annotations__), [list(asdict(row).values()) for row in people]
     )
-    table, counts = tabulated(games, cfg.seed)
+    order = [(name, condition) for name, part in study.parts.items() for condition in part.conditions]
+    table, counts = tabulated(games, cfg.seed, order)
     lines = [
         [arm, metric, *(f"{x:.6g}" for x in (value.mean, value.low, value.high)), *counts[arm]]
         for arm, row in table.items()
@@ -223,13 +224,23 @@ def person_rows(
     return rows
 
 
-def tabulated(games: Sequence[GameRow], seed: int) -> tuple[dict[str, dict[str, Interval]], dict[str, tuple[int, int]]]:
-    """Means by part and condition, then differences to each part's first condition; and people and games of each."""
+def tabulated(
+    games: Sequence[GameRow], seed: int, order: Sequence[tuple[str, str]] = ()
+) -> tuple[dict[str, dict[str, Interval]], dict[str, tuple[int, int]]]:
+    """Means by part and condition, then differences to each part's first condition; and people and games of each.
+
+    `order`: parts and conditions as the study's file has them. Others follow by name.
+    """
+    place = {both: number for number, both in enumerate(order)}
+
+    def in_order(row: GameRow) -> tuple[int, str, str]:
+        return place.get((row.part, row.condition), len(place)), row.part, row.condition
+
     numbers = {code: n for n, code in enumerate(dict.fromkeys(row.person for row in games))}
     over = [row for row in games if row.state == "over"]
     arms: dict[str, dict[str, list[tuple[int, float]]]] = {}
     first: dict[str, str] = {}
-    for row in sorted(over, key=lambda row: (row.part, row.condition)):
+    for row in sorted(over, key=in_order):
         arm = f"{row.part}/{row.condition}"
         first.setdefault(row.part, arm)
         values = arms.setdefault(arm, {name: [] for name in METRICS})

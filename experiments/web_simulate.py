@@ -69,7 +69,9 @@ def main(cfg: DictConfig) -> dict[str, float]:
     if cfg.people == 1:
         found["page"] = max(0.0, robots[0].waited - engine.thinking) / len(seconds)
         say(f"Of each reply, {found['page']:.3f} s went to the page.")
-    say(f"Tables: python -m experiments.web_export study={cfg.study} simulated=true")
+    where = "" if cfg.runs == "runs" else f" runs={cfg.runs}"
+    where += "" if cfg.out is None else f" study_out={cfg.out}"
+    say(f"Tables: python -m experiments.web_export study={cfg.study} simulated=true{where}")
     return found
 
 

@@ -122,12 +122,12 @@ def make(kind: type[T], settings: Any, where: str) -> T:
     hints, known = typing.get_type_hints(kind), {f.name for f in fields}
     if not isinstance(settings, Mapping):
         raise UserError(f"{_given(where, settings)}: must be settings of {kind.__name__}: {', '.join(sorted(known))}")
-    for f in fields:
-        if f.default is f.default_factory is dataclasses.MISSING and f.name not in settings:
-            raise UserError(f"{where}.{f.name} is missing")
     for name in settings:
         if name not in known:
             raise UserError(f"{where}.{name} is no setting of {kind.__name__}; known: {', '.join(sorted(known))}")
+    for f in fields:
+        if f.default is f.default_factory is dataclasses.MISSING and f.name not in settings:
+            raise UserError(f"{where}.{f.name} is missing")
     return kind(**{name: _value(hints[name], value, f"{where}.{name}") for name, value in settings.items()})
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from marl.common.errors import UserError
 from marl.metrics.wording import PANELS, headline, wording
+from marl.report.runs import TRAINED
 from marl.storage.folder import CARD, CONFIG, read_run_card, read_settings
 from marl.storage.tracking import METRICS_FILE, read_metrics
 
@@ -51,7 +52,7 @@ def row_of(folder: Path) -> Row:
         card, lines = read_run_card(folder), read_metrics(folder / METRICS_FILE)
         game = str(config["env"].get("game", ""))
         done, wanted = max((line["iteration"] for line in lines), default=0), config["algo"].get("iterations", "?")
-        figures = _figures(lines)
+        figures = _final(card) or _figures(lines)
         names = [name for name in headline(game, figures) if name in figures][:3]
         shown = tuple((wording(name).label, f"{figures[name]:.3g}") for name in names)
         quiet = time.time() - _changed(folder) > QUIET
@@ -65,6 +66,12 @@ def row_of(folder: Path) -> Row:
 @lru_cache(maxsize=4096)
 def _config(folder: Path, changed: int) -> dict[str, Any]:
     return read_settings(folder)
+
+
+def _final(card: dict[str, Any] | None) -> dict[str, float]:
+    """The metrics of a finished run's last evaluation; empty before it."""
+    found = ((card or {}).get("figures") or {}).get(TRAINED) or {}
+    return {name: float(interval["mean"]) for name, interval in found.items()}
 
 
 def _figures(lines: list[dict[str, Any]]) -> dict[str, float]:

@@ -111,6 +111,7 @@ def rows(path: Path) -> list[dict[str, str]]:
     [
         ({"colour": "red"}, "study.colour is no setting of Study"),
         ({"parts__alone__conditions__hard__opponnent": "x"}, "opponnent is no setting of Condition"),
+        ({"parts__alone__conditions": {"a": {"oponent": "fair"}}}, "oponent is no setting"),  # before what is missing
         ({"parts__alone__conditions__hard__weight": 0.5}, "conditions.soft.weight is missing"),
         (
             {"parts__alone__conditions": {n: {"opponent": "fair", "weight": w} for n, w in (("a", 0.5), ("b", 0.6))}},
@@ -487,6 +488,14 @@ def test_means_are_over_people() -> None:
     assert counts["one/a"] == (2, 4)
 
 
+def test_conditions_are_compared_with_the_first_of_the_file() -> None:
+    """Also where another comes first by name, as iteration_12 does before iteration_3."""
+    games = [row_of(f"p{n}", 10.0 * n, condition=name) for n in range(2) for name in ("iteration_12", "iteration_3")]
+    table, counts = web_export.tabulated(games, 0, [("one", "iteration_3"), ("one", "iteration_12")])
+    assert [*table] == ["one/iteration_3", "one/iteration_12", "one/iteration_12 - iteration_3"]
+    assert counts["one/iteration_12 - iteration_3"] == (2, 4)
+
+
 def row_of(person: str, points: float, **given: Any) -> web_export.GameRow:
     blank = dict.fromkeys(web_export.GameRow.__annotations__, "")
     named = {"person": person, "part": "one", "condition": "a", "state": "over", "points": points, "pay": 0.0}
@@ -549,13 +558,14 @@ def test_the_benchmark_of_the_page(tmp_path: Path) -> None:
     assert found["settings"]["pages"]["study"] and found["hardware"] and "page" not in many
 
 
-def test_programs_play_among_us_too(tmp_path: Path) -> None:
+def test_programs_play_among_us_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A won game is a point; whoever is the imposter or a crewmate is told so by the page, and plays as one."""
     quick = {"max_steps": 60, "cooldown": 1, "messages_each": 1}
     conditions = {seat: {"opponent": "careful", "seat": seat} for seat in ("crewmate", "imposter")}
     written(tmp_path, parts={"one": {"game": "among_us", "env": quick, "conditions": conditions}})
     settings = (f"runs={tmp_path}", f"study={tmp_path}/small.yaml")
     web_simulate.main(configure("web_simulate", *settings, "plays=2", "people=1", "player=careful", "device=cpu"))
+    assert f"web_export study={tmp_path}/small.yaml simulated=true runs={tmp_path}\n" in capsys.readouterr().out
     export = web_export.main(configure("web_export", *settings, "simulated=true"))
     games = rows(export / "simulated_games.csv")
     assert {g["condition"] for g in games} == {"crewmate", "imposter"} and {g["state"] for g in games} == {"over"}

@@ -150,8 +150,13 @@ def test_the_curves_of_a_run_grow_while_it_trains(tmp_path: Path) -> None:
             assert 'data-state="training"' in shown and f"{count} of 3" in shown
             points = re.findall(r'points="([^"]*)"', shown)[0].split()
             assert len(points) == count and f"{4 + count} (train)" in shown
+            assert ('<circle cx="4.0" cy="106.0" r="2.4" fill="var(--c1)"/>' in shown) == (count == 1)  # a line of one
         listed = person.get("/runs").text
         assert "training" in listed and "full 3" in listed and "<b>7</b>" in listed
+        figures = {name: {"game/score": {"mean": mean}} for name, mean in (("base", 1.0), ("trained", 2.5))}
+        write_text(run / "run.json", json.dumps({"figures": figures}))
+        assert "<b>2.5</b>" in person.get("/runs").text  # of the last evaluation, no longer of the last iteration
+        (run / "run.json").unlink()
         assert "no report yet" in person.get("/runs/one/report").text
         os.utime(run / "metrics.jsonl", (0, 0))
         os.utime(run / "config.yaml", (0, 0))
