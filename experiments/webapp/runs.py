@@ -52,8 +52,9 @@ def row_of(folder: Path) -> Row:
         card, lines = read_run_card(folder), read_metrics(folder / METRICS_FILE)
         game = str(config["env"].get("game", ""))
         done, wanted = max((line["iteration"] for line in lines), default=0), config["algo"].get("iterations", "?")
-        figures = _final(card) or _figures(lines)
-        names = [name for name in headline(game, figures) if name in figures][:3]
+        tracked = _figures(lines)
+        figures = _final(card) or tracked
+        names = [name for name in headline(game, tracked or figures) if name in figures][:3]  # as while training
         shown = tuple((wording(name).label, f"{figures[name]:.3g}") for name in names)
         quiet = time.time() - _changed(folder) > QUIET
         state = "finished" if card else "new" if not lines and not quiet else "stopped" if quiet else "training"

@@ -177,7 +177,8 @@ def read_study(given: str) -> Study:
     path = FOLDER / f"{given}.yaml" if NAME.fullmatch(given) and not Path(given).is_file() else Path(given)
     if not path.is_file():
         known = [shipped.stem for shipped in FOLDER.glob("*.yaml")]
-        raise UserError(f"study={given}: there is no such file. {nearest(given, known) or 'Name a YAML file'}")
+        near = nearest(given, known)
+        raise UserError(f"study={given}: there is no such file{f'; {near}' if near else ''}. Name a YAML file.")
     data = read_yaml(path)
     try:
         return make(Study, data, "study")

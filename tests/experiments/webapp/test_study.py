@@ -172,7 +172,7 @@ def test_blanks_have_to_be_filled_in(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"\[\[.*has to be filled in"):
             web.check(configure("web", given))
         web.check(configure("web", given, "simulated=true"))
-    with pytest.raises(UserError, match="there is no such file"):
+    with pytest.raises(UserError, match="there is no such file; the nearest is dond_humans"):
         web.check(configure("web", "study=dond_human"))
 
 

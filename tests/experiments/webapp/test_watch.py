@@ -153,9 +153,13 @@ def test_the_curves_of_a_run_grow_while_it_trains(tmp_path: Path) -> None:
             assert ('<circle cx="4.0" cy="106.0" r="2.4" fill="var(--c1)"/>' in shown) == (count == 1)  # a line of one
         listed = person.get("/runs").text
         assert "training" in listed and "full 3" in listed and "<b>7</b>" in listed
-        figures = {name: {"game/score": {"mean": mean}} for name, mean in (("base", 1.0), ("trained", 2.5))}
+        figures = {
+            n: {"game/score": {"mean": x}, "game/score_ceiling": {"mean": 9}}
+            for n, x in (("base", 1), ("trained", 2.5))
+        }
         write_text(run / "run.json", json.dumps({"figures": figures}))
-        assert "<b>2.5</b>" in person.get("/runs").text  # of the last evaluation, no longer of the last iteration
+        shown = person.get("/runs").text  # the same figures, of the last evaluation
+        assert "<b>2.5</b>" in shown and "<b>7</b>" not in shown and "<b>9</b>" not in shown
         (run / "run.json").unlink()
         assert "no report yet" in person.get("/runs/one/report").text
         os.utime(run / "metrics.jsonl", (0, 0))
