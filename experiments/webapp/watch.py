@@ -186,7 +186,7 @@ def _read(file: File) -> tuple[Recorded, ...]:
                     file.run, file.name, number, int(t["seed"]), tuple(dict.fromkeys(map(str, t["players"].values()))),
                     deal or f"won by {outcome.get('winner') or 'nobody'}", str(outcome.get("how", "")), len(messages),
                     "\n".join(messages).lower(), len(lines) <= 2, began(t),
-                    digest(game_of(t)),
+                    digest({"game": game_of(t)}),
                 )
             )  # fmt: skip
         except FAULTS:
