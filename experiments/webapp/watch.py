@@ -207,6 +207,7 @@ def recorded_game(runs: Path, run: str, file: str, line: int) -> dict[str, Any]:
     return {
         **view,
         "timeline": timeline,
+        "believes": bool(transcript["beliefs"]),
         "names": sorted(held),
         "began": began(transcript),
         "run": run,

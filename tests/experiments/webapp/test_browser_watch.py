@@ -110,6 +110,8 @@ def test_beliefs_move_with_each_message(opened: Any, games: dict[tuple[str, str]
     names = game["facts"].get("names", {})
     opened.goto(f"/watch/run-full/{name}.jsonl/1")
     slider, told = opened.locator(".timeline input"), opened.locator(".timeline .told")
+    what = "an item is worth to the other" if name == "dond" else "now"
+    assert opened.locator(".believed h2").text_content() == f"What each believes {what}"
     slider.focus()
     turns = [turn for turn in game["turns"] if turn["message"] or name == "dond"]
     shown: list[dict[str, Any]] = []

@@ -125,6 +125,7 @@ def test_diplomacy_is_watched_phase_by_phase(tmp_path: Path) -> None:
         person = browser()
         page = person.get("/watch/one/final.jsonl/1").text
         assert "Spring 1901, moves" in page and "The end" in page
+        assert "what a listener gives the truth" not in page  # scripted players have no beliefs
         boards = re.findall(r'src="(/watch/one/final.jsonl/1/board/\d+)"', page)
         assert len(boards) >= 3
         found = person.get(boards[0])
