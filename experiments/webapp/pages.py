@@ -119,7 +119,7 @@ class Site:
         pages = [*game, *(self._study.pages() if self._study else open_pages)]
         routes = [Route(path, self.page(do), methods=[method]) for path, do, method in pages]
         routes += [Route("/enter", self.enter, methods=["GET", "POST"]), Route("/static/{name}", self.static)]
-        return Starlette(routes=routes, exception_handlers={404: self.missing})
+        return Starlette(routes=routes, exception_handlers={404: self.missing, 405: self.missing})
 
     # --- Guards -----------------------------------------------------------------------------------------------------
     def page(self, do: Callable[[Request, str], Answer]) -> Callable[[Request], Answer]:

@@ -163,11 +163,11 @@ def names(messages: str, words: str) -> bool:
 
 
 def same_games(runs: Path, run: str, file: str, line: int) -> list[Recorded]:
-    """The same game as other runs played it: dealt the same, and recorded in a file of the same name."""
-    every = [game for other in files_of(runs) if other.name == file for game in _read(other)]
-    own = next((game for game in every if (game.run, game.line) == (run, line)), None)
-    others = sorted((game for game in every if game.run != run), key=lambda game: game.run)
-    return [game for game in others if own and game.deal == own.deal]
+    """The same game, dealt the same, in other files of its run (its base's, say) and in files of its name elsewhere."""
+    every = [game for other in files_of(runs) if other.name == file or other.run == run for game in _read(other)]
+    own = next((game for game in every if (game.run, game.file, game.line) == (run, file, line)), None)
+    others = [game for game in every if (game.run, game.file) != (run, file) and own and game.deal == own.deal]
+    return sorted(others, key=lambda game: (game.run != run, game.run, game.file))
 
 
 @lru_cache(maxsize=2000)

@@ -156,7 +156,7 @@ def test_every_shipped_experiment_has_its_bands_or_is_listed_as_missing() -> Non
     shipped = {path.stem for path in files if path.stem != "none"}
     for path in files:  # a file of bands is found by the run's name
         assert path.stem == "none" or f"\nname: {path.stem}\n" in path.read_text()
-    listed = (FOLDER / "README.md").read_text().partition("| missing |")[2].partition("\n\n")[0]
+    listed = (FOLDER / "notes.md").read_text().partition("| missing |")[2].partition("\n\n")[0]
     missing = {name for line in listed.splitlines() for name in re.findall(r"`([\w/.]+)`", line.partition(" | ")[0])}
     recorded = {stem(path) for path in FOLDER.glob("*.csv.gz")}
     assert recorded | (missing & shipped) == shipped and not recorded & missing

@@ -345,6 +345,7 @@ def test_from_consent_to_the_export(tmp_path: Path) -> None:
         for path in ("/play", "/watch", "/runs", "/watch/web/x/1"):
             assert browser().get(path).status_code == 404
         wrong = browser()
+        assert "There is no such page." in wrong.get("/study/next").text  # it is a form's
         assert wrong.post("/study/next").status_code == 400  # nobody plays who has not agreed
         (text,) = re.findall(r'name="text" value="(\w+)"', wrong.get("/study").text)
         missing = wrong.post("/study/consent", data={"text": text, "agree0": "yes"})

@@ -49,7 +49,7 @@ from tests.marl.planners import negotiator
 
 # --- Watching ---------------------------------------------------------------------------------------------------------
 def test_two_runs_are_watched_side_by_side(tmp_path: Path) -> None:
-    """Games of other runs that were dealt the same are offered, others are not; a run is found by its arm."""
+    """Games of the run's base and of other runs that were dealt the same are offered, no others; a run has an arm."""
     env = {"game": "dond", "style": "natural"}
     agent = tiny_agent()
     for run, arm, seeds in (("one", "full", (1, 2)), ("two", "game_only", (2, 1)), ("three", "none", (3,))):
@@ -57,12 +57,15 @@ def test_two_runs_are_watched_side_by_side(tmp_path: Path) -> None:
         episodes = rollout(games, lambda game, made: dict.fromkeys(made.possible_agents, agent), env_maker(env), 2)
         write_episodes(tmp_path / run / "episodes/final.jsonl", sorted(episodes, key=lambda e: seeds.index(e.seed)))
         write_text(tmp_path / run / "config.yaml", f"arm: {arm}\n")
+        if run == "one":
+            write_episodes(tmp_path / run / "episodes/base.jsonl", [e for e in episodes if e.seed == 1])
     with serving(tmp_path) as browser:
         person = browser()
         page = person.get("/watch/one/final.jsonl/1").text
         links = re.findall(r'href="(/watch/one/final.jsonl/1/beside/[^"]+)"', page)
-        assert links == ["/watch/one/final.jsonl/1/beside/two/final.jsonl/2"]
-        both = person.get(links[0])
+        beside = "/watch/one/final.jsonl/1/beside"
+        assert links == [f"{beside}/one/base.jsonl/1", f"{beside}/two/final.jsonl/2"]
+        both = person.get(links[1])
         assert both.status_code == 200 and both.text.count('class="outcome"') == 2
         assert person.get("/watch/one/final.jsonl/1/beside/four/final.jsonl/2").status_code == 400
         listed = person.get("/watch?arm=game_only").text
