@@ -1,4 +1,5 @@
-"""Every command of the front page and of docs/ is run to its end in a small form, or NOT_RUN says why it is not."""
+"""Every command of the front page, docs/ and the pages of results is run to its end in a small form, or NOT_RUN says
+why it is not. Of notes on results only the settings are tested (tests/experiments/launch/test_pages.py)."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ from tests.human_dialogues import ROWS, games_of, write
 from tests.marl.models import hf_tokenizer, random_lm, save
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+RESULTS = sorted((ROOT / "experiments" / "results").glob("*/README.md"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *RESULTS]
 SHELL = ("bash", "sh", "")
 
 NOT_RUN = {  # what a command begins with: why it is not run here
@@ -55,6 +57,12 @@ NOT_RUN = {  # what a command begins with: why it is not run here
     "make test": "runs these tests",
     "make docs": "runs these tests",
     "make bench": "half an hour; `bench=quick` is run",
+    "python -m experiments.studies.conditions comparison=among_us_generalisation name=": "needs three arms, two seeds; "
+    "tests/experiments/studies/test_conditions.py has some",
+    "python -m experiments.train sweep=among_us_iterated": "starts from runs of two other sweeps",
+    "python -m experiments.studies.intents data.dond=DIR 'seeds=[0,1,2]'": "hours; the how-to's command is run",
+    "python -m experiments.studies.frontier data.dond=DIR objectives=[0]": "minutes; "
+    "tests/experiments/studies/test_frontier.py runs a part",
     "make hostile": "minutes; tests/experiments/test_hostile.py runs a part",
 }
 MADE = {  # names that stand for one's own files, and what is in the folder below instead
@@ -104,6 +112,12 @@ LINES = {line: page for page in reversed(PAGES) for line in typed(page)}  # and 
 RUN = sorted(line for line in LINES if not line.startswith(tuple(NOT_RUN)))
 
 
+def page_of(line: str) -> str:
+    """Names the page of a command, one of results by its table."""
+    page = LINES[line]
+    return page.parent.name if page in RESULTS else page.stem
+
+
 def test_each_command_is_run_or_named_with_a_reason() -> None:
     known = ("python -m experiments.", "python experiments/results/", "marl-", "make ", "cp ")
     assert [line for line in RUN if not line.startswith(known)] == []
@@ -149,6 +163,9 @@ def smaller(module: str, given: list[str], bases: Path) -> list[str]:
     more = [*SMALLER.get(module, ())]
     if module == "train":
         more = training(" ".join(given))
+        given = [word for word in given if not word.startswith(("hydra/launcher=joblib", "hydra.launcher.n_jobs="))]
+    if module == "benchmark" and not any(word.startswith("bench=") for word in given):
+        more.append("bench=quick")
     if module in ("train", "evaluate", "talk", "studies.crossplay", "play", "studies.intents"):
         more.append(f"cache={bases}")
     keys = {word.partition("=")[0] for word in more}
@@ -163,7 +180,9 @@ def training(given: str) -> list[str]:
     if "model=hf" in given:
         small = [word for word in small if not word.startswith(("model.", "base."))]
     if "sweep=" in given or "-m " in given:
-        small += ["seed=0"] + ["ablation=full,game_only"] * ("ablation=" in given or "sweep=among_us" in given)
+        small += ["seed=0"] + ["ablation=full,game_only"] * bool(
+            re.search("ablation=|sweep=(among_us|dond_ablation)", given)
+        )
     if "colour" in given:
         small.append(f"hydra.searchpath=[file://{Path.cwd()}/own/conf]")
     if "algo.group" in given:
@@ -220,7 +239,7 @@ def there(word: str, folder: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", RUN, ids=lambda line: f"{LINES[line].stem} {line}")
+@pytest.mark.parametrize("line", RUN, ids=lambda line: f"{page_of(line)} {line}")
 def test_a_command_runs(line: str, folder: Path, bases: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if re.search("(env|sweep)=diplomacy|board=france_austria", line):
         pytest.importorskip("diplomacy", reason="needs the extra `diplomacy`: pip install 'diplomacy==1.1.2'")
