@@ -71,10 +71,13 @@ class Kind(IntEnum):
 
     @property
     def label(self) -> str:
-        bases = "Bases, before reinforcement learning"
-        return ("Scripted players", "Behind an endpoint", "Finished runs", bases, "Players who plan, without talk")[
-            self
-        ]
+        return (
+            "Scripted players",
+            "Behind an endpoint",
+            "Finished runs",
+            "Bases, before reinforcement learning",
+            "Players who plan, without talk",
+        )[self]
 
 
 @dataclass(frozen=True)
