@@ -165,13 +165,15 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def _shorter(svg: str) -> str:
-    """Rounds coordinates to a tenth of a point, and drops indentation."""
+    """Rounds coordinates to a tenth of a point, and drops indentation, metadata and turns by nothing."""
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r' transform="rotate\(-0 [^"]*\)"', "", svg)
     svg = re.sub(
         r' (d|x|y)="[^"]*"',
         lambda found: re.sub(r"\d+\.\d+", lambda n: f"{float(n[0]):.1f}".removesuffix(".0"), found[0]),
         svg,
     )
-    return re.sub(r"\n\s+", "\n", svg)
+    return re.sub(r"\s*\n\s*", "\n", svg)
 
 
 def to_svg(figure: Figure, name: str, label: str) -> Markup:
