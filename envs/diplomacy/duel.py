@@ -85,7 +85,7 @@ class Duel:
         stays = np.broadcast_to(np.eye(P, dtype=np.bool_)[:, None], self.near.shape)
         self.helped = (self.near | stays)[self.source, :, self.goal]  # (P, codes, FORMS): the other can end there
 
-        # What the rules between moves look at.
+        # Looked up by the rules between moves.
         self.centres = np.array([number[name] for name in known.centres])
         self.start_row = np.full(2 * P + len(self.centres) + 2, -1, np.int8)
         self.start_row[P : 2 * P], self.start_row[-2:] = 0, 0

@@ -120,7 +120,7 @@ def units_of(game: Duel, state: np.ndarray) -> dict[str, list[str]]:
 
 
 def by_rule(game: Duel, board: Board, wanted: dict[str, list[str]]) -> dict[str, list[str]]:
-    """What the rules of this project order in between."""
+    """Orders of retreats and builds by the rules of this project."""
     owned, found = board.owned(), {}
     for power, own in board.options().items():
         if board.kind is Kind.RETREATS:

@@ -155,7 +155,7 @@ def test_no_deal_says_what_went_wrong(opened: Any, endpoint: Server) -> None:
 # --- Among Us ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("opened", "seat"), [(PHONE, "crewmate"), (DESK, "imposter")], indirect=["opened"])
 def test_the_map_the_discussion_and_the_vote(opened: Any, seeded: Callable[[int], None], seat: str) -> None:
-    """What the map shows is what the player was told, and every legal move is a button."""
+    """The map shows what the player was told, and every legal move is a button."""
     seeded(SEEDS[seat])
     begin(opened, "among_us", "careful", seat)
     met = set()

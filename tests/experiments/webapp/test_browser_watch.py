@@ -104,8 +104,7 @@ def address(browser: Any, runs: Path, games: Any) -> Iterator[str]:
 
 @pytest.mark.parametrize(("opened", "name"), [(PHONE, "dond"), (DESK, "among_us")], indirect=["opened"])
 def test_beliefs_move_with_each_message(opened: Any, games: dict[tuple[str, str], Any], name: str) -> None:
-    """By arrow keys: at each message the bars are as wide as what was recorded is probable, and so are those under
-    it."""
+    """Arrow keys move the bars: at each message they are as wide as the recorded probabilities, as are those below."""
     game = games[name, "full"]
     names = game["facts"].get("names", {})
     opened.goto(f"/watch/run-full/{name}.jsonl/1")

@@ -26,8 +26,7 @@ PRESS = {"game": "diplomacy", "map_name": "pure", "press": "private", "years": 1
 
 
 def answered(env: diplomacy_v0.Diplomacy, episode: Episode) -> dict[int, dict[str, str]]:
-    """What each unit that somebody was asked about orders, by step and by reader and question, as the game says when it
-    is played again."""
+    """Plays a game again: the order of each unit that somebody was asked about, by step, and by reader and question."""
     env.reset(seed=episode.seed)
     found: dict[int, dict[str, str]] = {}
     for step in range(episode.steps):
@@ -57,7 +56,7 @@ def test_influence_is_what_the_reader_believes_of_the_other_words(temperature: f
             (reader,) = (a for a, power in powers.items() if power == to)
             assert {e.listener for e in own} == {reader}
             (after,) = (b for b in episode.beliefs if b.step == turn.step + 1)
-            # What is then ordered is the truth.
+            # The truth is what is then ordered.
             first = next(step for step in sorted(answers) if step > turn.step)
             assert answers[first][f"{reader} {after.question.later}"] == after.question.answer
             truth = after.question.candidates.index(after.question.answer)
