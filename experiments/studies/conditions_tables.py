@@ -25,7 +25,7 @@ from marl.metrics.tables import (
     write_csv,
     write_table,
 )
-from marl.metrics.wording import COMPARISONS, WORDING
+from marl.metrics.wording import COMPARISONS, REFERENCES, WORDING
 from marl.report.figures import HALF, PAPER, PERCENT, arm_colours, label_lines, save_figure, style_axes
 
 Point = tuple[str, str]  # arm, condition
@@ -69,7 +69,9 @@ def differences(
             both = [dataclasses.replace(run, arm=name) for name, run in runs]
             for row in arm_differences(both, [(condition, first)], wanted):
                 found.setdefault(row.arm, []).append(dataclasses.replace(row, arm=arm))
-    return found | {name: rows for name, runs in played.items() if (rows := arm_differences(runs, COMPARISONS, wanted))}
+    arms = dict.fromkeys(run.arm for runs in played.values() for run in runs)
+    pairs = [*COMPARISONS, *((arm, usual) for usual in REFERENCES for arm in arms if arm not in (usual, "base"))]
+    return found | {name: rows for name, runs in played.items() if (rows := arm_differences(runs, pairs, wanted))}
 
 
 def write_rows(path: Path, rows: Mapping[str, Sequence[TableRow]]) -> None:

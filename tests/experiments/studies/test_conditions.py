@@ -197,6 +197,15 @@ def test_differences_are_to_the_reference_and_between_arms() -> None:
     assert "usual - small" in conditions_tables.differences(played, ["vote/imposter"])  # the first, where none is named
 
 
+def test_arms_of_deal_or_no_deal_are_compared_with_the_games_reward() -> None:
+    scores = {"base": 3.0, "game_only": 12.0, "full": 11.5}
+    runs = [
+        ArmRun(arm, seed, {"game/score": Interval(score, 0, 1, 10)}) for arm, score in scores.items() for seed in (0, 1)
+    ]
+    rows = conditions_tables.differences({"as_trained": runs}, ["game/score"])["as_trained"]
+    assert [(row.arm, row.mean) for row in rows] == [("full - game_only", -0.5)]
+
+
 def test_a_finished_study_only_tabulates(runs: Path, played: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.stat().st_mtime_ns for path in played.glob("*.json")}
     table = (played / "small.csv").read_text()
