@@ -67,7 +67,7 @@ MADE = {  # names that stand for one's own files, and what is in the folder belo
     "HOST": "localhost", "/models/NAME": "model", "runs/NAME": "runs/mine", "runs/A,": "runs/mine,",
     "runs/B,": "runs/other,", "name=PATH": "name=model", "=DIR": "=dialogues",
     "dond_human-full-s0-*": "othe*", "runs/RUN": "runs/mine",
-    "seed: [33, 34]": "seed: [0, 1]",
+    "seed=100 cast.": "seed=12 cast.", "seed: [33, 34]": "seed: [0, 1]",
 }  # fmt: skip
 FIRST = {  # a name, and the command of the pages that makes what it stands for
     "STUDY": "python -m experiments.lookahead",
