@@ -66,7 +66,7 @@ NOT_RUN = {  # what a command begins with: why it is not run here
 MADE = {  # names that stand for one's own files, and what is in the folder below instead
     "HOST": "localhost", "/models/NAME": "model", "runs/NAME": "runs/mine", "runs/A,": "runs/mine,",
     "runs/B,": "runs/other,", "name=PATH": "name=model", "=DIR": "=dialogues",
-    "dond_human-full-s0-*": "othe*", "runs/RUN": "runs/mine",
+    "dond_human-full-s0-*": "othe*",
     "seed=100 cast.": "seed=12 cast.", "seed: [33, 34]": "seed: [0, 1]",
 }  # fmt: skip
 FIRST = {  # a name, and the command of the pages that makes what it stands for
