@@ -28,12 +28,14 @@ from marl.metrics.compute import GAMES, PASSES
 from marl.metrics.ratings import RATED, RATED_TWO
 from marl.metrics.stats import Interval
 from marl.metrics.tables import (
+    CURVE,
     ArmRun,
     TableRow,
     ablation_table,
     arm_differences,
     arm_ratios,
     bootstrap_table,
+    curve_lines,
     figures_by_arm,
     format_table,
     interval_of,
@@ -287,15 +289,14 @@ def read_curves(path: Path) -> list[Run]:
     """Reads the runs of a `curves.csv.gz`: arm, seed and curves alone."""
     found: dict[tuple[str, int], Run] = {}
     lines: dict[tuple[str, int, str, int], dict[str, Any]] = {}
-    for row in csv_rows(path):
-        key, phase, iteration = (row["arm"], int(row["seed"])), row["phase"], int(row["iteration"])
-        run = found.setdefault(key, Run(path.parent, *key, {"algo": {}}, {}, [], {}))
+    for arm, seed, phase, iteration, games, figures in curve_lines(path):
+        run = found.setdefault((arm, seed), Run(path.parent, arm, seed, {"algo": {}}, {}, [], {}))
         if iteration:
-            run.config["algo"]["games"] = int(row["games"]) // iteration
-        line = lines.setdefault((*key, phase, iteration), {"iteration": iteration, "phase": phase})
+            run.config["algo"]["games"] = games // iteration
+        line = lines.setdefault((arm, seed, phase, iteration), {"iteration": iteration, "phase": phase})
         if len(line) == 2:
             run.curves.append(line)
-        line[row["metric"]] = float(row["value"])
+        line |= figures
     return list(found.values())
 
 
@@ -310,6 +311,7 @@ def data_files(
 ) -> dict[str, tuple[tuple[str, ...], Iterable[Sequence[Any]]]]:
     """Header and lines of the csv files beside the tables, by name. `names`: the table's metrics."""
     bases, interval = base_names(runs), ("mean", "low", "high")
+    drawn = [m for m in CURVES if any(m in row for run in runs for row in run.curves)]
     files: dict[str, tuple[tuple[str, ...], Iterable[Sequence[Any]]]] = {
         # each run's own figures, with intervals over its games
         "per_seed.csv.gz": (
@@ -318,13 +320,13 @@ def data_files(
         ),
         # figures along training, after so many training games
         "curves.csv.gz": (
-            ("arm", "seed", "phase", "iteration", "games", "metric", "value"),
+            (*CURVE, *drawn),
             [
-                (run.arm, run.seed, row["phase"], row["iteration"], row["iteration"] * run.games, m, f"{row[m]:.5g}")
+                [run.arm, run.seed, row["phase"], row["iteration"], row["iteration"] * run.games]
+                + [f"{row[m]:.5g}" if m in row else "" for m in drawn]
                 for run in runs
                 for row in run.curves
-                for m in CURVES
-                if m in row
+                if not row.keys().isdisjoint(drawn)
             ],
         ),
         # belief after each message of a discussion (0: before the first), of each run, and as means over seeds

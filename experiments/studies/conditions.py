@@ -7,7 +7,7 @@ run, and the base of each seed, plays the same games under each of them. Each ce
 it is played: a stopped command goes on where it was, several share the work, and the one that ends last writes the
 table. Intervals are those of experiments.report: over training seeds, of a single one over its games.
 
-Written: `NAME_per_seed.csv.gz`, each run's own figures; made of it, `NAME.csv` (means over seeds),
+Written: `NAME_per_seed.csv.gz`, each run's own figures; made of it, `NAME.csv.gz` (means over seeds),
 `NAME_differences.csv.gz` (each condition minus the `reference`, and arms minus arms under each condition, paired by
 seed), `NAME.svg`, and where it has a `headline` condition, `table.csv`, which has that alone; with `publish` the
 runs' cards as well. With `talk` messages are measured as experiments.talk does. `comparison=NAME

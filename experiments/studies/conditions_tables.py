@@ -35,10 +35,10 @@ PER_SEED = {"arm": str, "seed": int, "condition": str, "metric": str}  # keys of
 def tabulate(
     cfg: DictConfig, played: Mapping[str, Sequence[ArmRun]], out: Path, published: Mapping[Point, float]
 ) -> None:
-    """Writes NAME.csv, NAME_differences.csv.gz and, of several conditions, NAME.svg; prints the figures."""
+    """Writes NAME.csv.gz, NAME_differences.csv.gz and, of several conditions, NAME.svg; prints the figures."""
     wanted = list(cfg.metrics)
     rows = {condition: ablation_table(runs) for condition, runs in played.items()}
-    write_rows(out / f"{cfg.name}.csv", rows)
+    write_rows(out / f"{cfg.name}.csv.gz", rows)
     if cfg.headline:
         write_table(out / "table.csv", rows[cfg.headline])
     write_rows(out / f"{cfg.name}_differences.csv.gz", differences(played, wanted, cfg.reference))

@@ -29,8 +29,8 @@ from experiments.setup.bands import FOLDER, HEADER, METRICS, NEVER_NEGATIVE, Ban
 from experiments.setup.config import plain
 from experiments.setup.select import selected
 from marl.common.errors import UserError, check_writable
-from marl.common.files import FAULTS, csv_rows
-from marl.metrics.tables import write_csv
+from marl.common.files import FAULTS
+from marl.metrics.tables import curve_lines, write_csv
 from marl.report.page import read_run
 from marl.report.runs import variant_of
 
@@ -73,10 +73,11 @@ def read_curves(path: Path, settings: Mapping[str, Any]) -> Curves:
     """The training curves of a published table. UserError if it is no such file."""
     curves: Curves = {}
     try:
-        for row in csv_rows(path):
-            if row["phase"] == "train" and row["metric"] in METRICS:
-                of_seed = curves.setdefault((label(row["arm"], settings), row["metric"]), {})
-                of_seed.setdefault(int(row["seed"]), {})[int(row["iteration"])] = float(row["value"])
+        for line in curve_lines(path):
+            for metric in METRICS:
+                if line.phase == "train" and metric in line.figures:
+                    of_seed = curves.setdefault((label(line.arm, settings), metric), {})
+                    of_seed.setdefault(line.seed, {})[line.iteration] = line.figures[metric]
     except UserError as error:
         raise UserError(f"curves={error}") from error
     except FAULTS as error:

@@ -274,6 +274,30 @@ def read_csv(
     return found
 
 
+class CurveLine(NamedTuple):
+    """A line of `curves.csv.gz`: a run's figures at an iteration, after so many training games."""
+
+    arm: str
+    seed: int
+    phase: str
+    iteration: int
+    games: int
+    figures: dict[str, float]
+
+
+CURVE = CurveLine._fields[:-1]  # columns of `curves.csv.gz`; one for each metric follows
+
+
+def curve_lines(path: str | Path) -> Iterator[CurveLine]:
+    """Reads a `curves.csv.gz`, also of the older form that has a line for each metric."""
+    for row in csv_rows(path):
+        if "metric" in row:
+            figures = {row["metric"]: float(row["value"])}
+        else:
+            figures = {name: float(cell) for name, cell in row.items() if name not in CURVE and cell}
+        yield CurveLine(row["arm"], int(row["seed"]), row["phase"], int(row["iteration"]), int(row["games"]), figures)
+
+
 def read_figures(path: str | Path) -> dict[str, Interval]:
     """Reads the `metrics` of a file of a study. UserError if it does not hold them."""
     try:

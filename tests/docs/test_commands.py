@@ -1,5 +1,5 @@
-"""Every command of the front page, docs/ and the pages of results is run to its end in a small form, or NOT_RUN says
-why it is not. Of notes on results only the settings are tested (tests/experiments/launch/test_pages.py)."""
+"""Every command of the front page, docs/, the pages of results and their notes is run to its end in a small form, or
+NOT_RUN says why it is not."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from socket import socket
@@ -26,16 +27,16 @@ from marl.agents import scripted
 from marl.common.files import csv_rows
 from tests.composing import AMONG_US, DOND, SMALL
 from tests.experiments.launch.test_pages import code
-from tests.experiments.studies.test_drift import SMALL as HUMAN
 from tests.experiments.studies.test_frontier import TEST
 from tests.experiments.test_cicero import STUDY as INTENTS
 from tests.experiments.test_lookahead import SMALL as LOOKAHEAD
 from tests.experiments.webapp.test_study import STUDY
 from tests.human_dialogues import ROWS, games_of, write
 from tests.marl.models import hf_tokenizer, random_lm, save
+from tests.runs import without_pages
 
 ROOT = Path(__file__).parents[2]
-RESULTS = sorted((ROOT / "experiments" / "results").glob("*/README.md"))
+RESULTS = sorted((ROOT / "experiments" / "results").glob("*/*.md"))  # pages and their notes
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *RESULTS]
 SHELL = ("bash", "sh", "")
 
@@ -57,9 +58,6 @@ NOT_RUN = {  # what a command begins with: why it is not run here
     "make test": "runs these tests",
     "make docs": "runs these tests",
     "make bench": "half an hour; `bench=quick` is run",
-    "python -m experiments.studies.conditions comparison=among_us_generalisation name=": "needs three arms, two seeds; "
-    "tests/experiments/studies/test_conditions.py has some",
-    "python -m experiments.train sweep=among_us_iterated": "starts from runs of two other sweeps",
     "python -m experiments.studies.intents data.dond=DIR 'seeds=[0,1,2]'": "hours; the how-to's command is run",
     "python -m experiments.studies.frontier data.dond=DIR objectives=[0]": "minutes; "
     "tests/experiments/studies/test_frontier.py runs a part",
@@ -68,18 +66,19 @@ NOT_RUN = {  # what a command begins with: why it is not run here
 MADE = {  # names that stand for one's own files, and what is in the folder below instead
     "HOST": "localhost", "/models/NAME": "model", "runs/NAME": "runs/mine", "runs/A,": "runs/mine,",
     "runs/B,": "runs/other,", "name=PATH": "name=model", "=DIR": "=dialogues",
-    "comparison=among_us_speech": "comparison=among_us_speech arms=[custom]",
     "dond_human-full-s0-*": "othe*",
+    "seed=100 cast.": "seed=12 cast.", "seed: [33, 34]": "seed: [0, 1]",
 }  # fmt: skip
 FIRST = {  # a name, and the command of the pages that makes what it stands for
     "STUDY": "python -m experiments.lookahead",
+    "RUNS": "python -m experiments.train sweep=dond_human data.dond=DIR",
     "intents-both": "python -m experiments.studies.intents data.dond=DIR",
-    "filtered_bc*": "python -m experiments.train -m sweep=dond_filtered_bc seed=0 env.objective=0,1 data.dond=DIR",
     "web_export": "python -m experiments.web_simulate study=my_study.yaml",
     "CODE": "python -m experiments.web_export study=my_study.yaml",
     "study=load": "make negotiation",
     "best_response": "make quickstart",
 }
+MADE_RUNS: set[tuple[Path, str]] = set()  # folders, and commands that others there need and that were run
 QUIET = ("progress=false", "threads=1")
 GAMES = ("device=cpu", "games=2", "concurrency=2")
 SMALLER: dict[str, tuple[str, ...]] = {
@@ -89,6 +88,7 @@ SMALLER: dict[str, tuple[str, ...]] = {
     "studies.crossplay": (*QUIET, *GAMES),
     "studies.conditions": (*QUIET, *GAMES),
     "studies.drift": (*QUIET, *GAMES),
+    "studies.expected": ("out=bands",),  # not into the package
     "lookahead": LOOKAHEAD,
     "benchmark": ("threads=1",),
     "web": ("device=cpu", "port=0"),
@@ -115,11 +115,11 @@ RUN = sorted(line for line in LINES if not line.startswith(tuple(NOT_RUN)))
 def page_of(line: str) -> str:
     """Names the page of a command, one of results by its table."""
     page = LINES[line]
-    return page.parent.name if page in RESULTS else page.stem
+    return f"{page.parent.name}/{page.stem.lower()}" if page in RESULTS else page.stem
 
 
 def test_each_command_is_run_or_named_with_a_reason() -> None:
-    known = ("python -m experiments.", "python experiments/results/", "marl-", "make ", "cp ")
+    known = ("python -m experiments.", "python -c ", "python experiments/results/", "marl-", "make ", "cp ")
     assert [line for line in RUN if not line.startswith(known)] == []
     assert [each for each in NOT_RUN if not any(line.startswith(each) for line in LINES)] == [], "no page has it"
     assert len(RUN) > 60
@@ -130,19 +130,12 @@ def folder(finished: Path, bases: Path, tmp_path_factory: pytest.TempPathFactory
     """A folder to type commands in, with what the pages expect there, small, and the published data."""
     here = tmp_path_factory.mktemp("typed")
     small = (f"runs={here}/made", f"cache={bases}", "algo.iterations=1")
-    crew = marl.train(*(word for word in AMONG_US if "iterations" not in word), *small)
     other = marl.train(*(word for word in DOND if "iterations" not in word), *small, "seed=1")
-    for made, names in {
-        finished: "mine trial-full-s0-0",
-        other: "other",
-        crew: "among_us_ablation-full-s27-0 among_us_quickstart-full-s100-0",
-    }.items():
-        for name in names.split():
-            shutil.copytree(made, here / "runs" / name)
+    for name, made in {"mine": finished, "trial-full-s0-0": finished, "other": other}.items():
+        shutil.copytree(made, here / "runs" / name)
     (here / "dialogues").mkdir()
     write(here / "dialogues", (*ROWS, *games_of(20)), test=TEST)
-    human = ("name=dond_human" if word == "name=tiny" else word for word in HUMAN)
-    marl.train(*human, f"data.dond={here}/dialogues", f"runs={here}/runs", f"cache={bases}")
+    (here / "dialogues/selfplay.txt").write_text("1 0 4 2 1 2\n1 4 4 1 1 2\n")
     save(here / "model", random_lm("llama", 512, 4096), hf_tokenizer())
     shutil.copytree(ROOT / "experiments/results", here / "experiments/results")
     (here / "conf").symlink_to(ROOT / "conf")
@@ -168,30 +161,57 @@ def smaller(module: str, given: list[str], bases: Path) -> list[str]:
         more.append("bench=quick")
     if module in ("train", "evaluate", "talk", "studies.crossplay", "play", "studies.intents"):
         more.append(f"cache={bases}")
+    if "comparison=among_us_speech" in given and not any(word.startswith("arms=") for word in given):
+        more.append("arms=[full,game_only]")
     keys = {word.partition("=")[0] for word in more}
     return [word for word in given if word.partition("=")[0] not in keys] + more
 
 
 def training(given: str) -> list[str]:
-    """Returns what makes a training run small. Of a sweep's seeds one stays, of its arms two."""
+    """Returns what makes a training run small. A sweep has two seeds, and two arms where the command names none."""
     small = [*AMONG_US] if "among_us" in given else [*DOND]
     if "diplomacy" in given or "colour" in given:
         small = [*SMALL, "base.games=24", "base.tokenizer_games=20", *["env.years=1"] * ("diplomacy" in given)]
     if "model=hf" in given:
         small = [word for word in small if not word.startswith(("model.", "base."))]
     if "sweep=" in given or "-m " in given:
-        small += ["seed=0"] + ["ablation=full,game_only"] * bool(
-            re.search("ablation=|sweep=(among_us|dond_ablation)", given)
-        )
+        small.append("seed=0,1")
+    if re.search(r"sweep=(among_us_(?!imposter|iterated)|dond_ablation|dond_filtered_bc_ppo)", given):
+        small += ["ablation=full,game_only"] * ("ablation=" not in given)
     if "colour" in given:
         small.append(f"hydra.searchpath=[file://{Path.cwd()}/own/conf]")
+    if "sweep=dond_filtered_bc_300" in given:
+        small.append("base.human_games=10")
     if "algo.group" in given:
         small.append("algo.group=2")
-    return [word for word in small if not word.startswith(("env=", "experiment="))] + ["algo.iterations=1"]
+    small = [word for word in small if not word.startswith(("env=", "experiment="))]
+    if "sweep=among_us_iterated" in given:  # its comparison wants the iterations that it plays
+        iterations = 10 if "algo.iterations=" in given else 60
+        return [*small, f"algo.iterations={iterations}", "checkpoint.every=10", "eval.every=60"]
+    return [*small, "algo.iterations=1"]
+
+
+def read_by(line: str) -> list[str]:
+    """Names the sweeps and experiments whose runs a command reads, by its own `select` or by its comparison's."""
+    if "sweep=among_us_iterated" in line:
+        return ["among_us_ablation", "among_us_imposter"]
+    select = re.search(r"select=(\S+)", line)
+    comparison = re.search(r"comparison=(\w+)", line)
+    if "data=" in line or not (select or comparison):
+        return []
+    patterns = (
+        select[1] if select else yaml.safe_load((ROOT / f"conf/comparison/{comparison[1]}.yaml").read_text())["select"]
+    )
+    return re.findall(r"(?<![\w*-])[a-z]\w+", patterns)
 
 
 def run(line: str, folder: Path, bases: Path) -> None:
     """Runs what a page says, small, in this process. Anything but exit status 0 fails."""
+    for name in read_by(line):
+        for before in (other for other in RUN if re.search(rf"(sweep|experiment)={name}(?!\w)", other)):
+            if (folder, before) not in MADE_RUNS:
+                MADE_RUNS.add((folder, before))
+                run(before, folder, bases)
     for word, before in FIRST.items():
         if word in line and not there(word, folder):
             run(before, folder, bases)
@@ -201,6 +221,7 @@ def run(line: str, folder: Path, bases: Path) -> None:
             line = line.replace("runs/NAME", f"runs/{there(word, folder)}")
     for name, real in MADE.items():
         line = line.replace(name, real)
+    line = re.sub(r"-s\d\d-\*", "-s*-*", line)
     if line.startswith("make "):
         recipe = subprocess.run(["make", "-n", *line.split()[1:]], cwd=ROOT, capture_output=True, text=True, check=True)
         (line,) = re.findall(r"python (-m experiments\..*)", recipe.stdout)
@@ -211,12 +232,15 @@ def run(line: str, folder: Path, bases: Path) -> None:
     words = shlex.split(line)
     if words[0] == "cp":
         subprocess.run([*words[:2], "copied.yaml"], cwd=folder, check=True)
+    elif words[1] == "-c":
+        exec(words[2], {})
     elif words[1] != "-m":
         runpy.run_path(str(folder / words[1]), run_name="__main__")
     else:
         module = words[2].removeprefix("experiments.")
         given = words[3:] if "--help" in words else smaller(module, words[3:], bases)
-        with pytest.MonkeyPatch.context() as patch:
+        published = module == "train" and any(word.startswith("sweep=") for word in given)
+        with pytest.MonkeyPatch.context() as patch, without_pages() if published else nullcontext():
             patch.setattr(sys, "argv", [module, *given])
             if module == "web":
                 patch.setattr(uvicorn.Server, "run", answered)
@@ -224,18 +248,17 @@ def run(line: str, folder: Path, bases: Path) -> None:
 
 
 def there(word: str, folder: Path) -> str:
-    """Finds what a name of FIRST stands for in this folder, or '' if it was not made yet."""
+    """Finds what a name of FIRST stands for in this folder, or '' if it was not made yet. RUNS are two."""
     simulated = "study-small-simulated"
     if word == "CODE":
         table = folder / "runs" / simulated / "export/simulated_people.csv"
         return csv_rows(table)[0]["person"] if table.exists() else ""
     made = {
-        "STUDY": "lookahead/*", "intents-both": "intents-both-*", "web_export": simulated,
+        "STUDY": "lookahead/*", "RUNS": "dond_human-*", "intents-both": "intents-both-*", "web_export": simulated,
         "study=load": "dond_quickstart-*", "best_response": "among_us_quickstart-full-s12-*",
-        "filtered_bc*": "dond_filtered_bc-*",
     }  # fmt: skip
     found = sorted((folder / "runs").glob(made[word]))
-    return found[0].name if found else ""
+    return ",".join(path.name for path in found[: 2 if word == "RUNS" else 1])
 
 
 @pytest.mark.slow

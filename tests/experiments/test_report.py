@@ -14,7 +14,7 @@ from experiments.report import publish, told_apart, variants
 from experiments.setup import select
 from marl.common.errors import UserError
 from marl.common.files import csv_rows, joined_name
-from marl.metrics.tables import TableRow, read_table
+from marl.metrics.tables import TableRow, curve_lines, read_table
 from marl.report.page import read_run
 from marl.report.runs import Run, arm_label
 from tests.composing import BRIEF, cases, configure
@@ -120,9 +120,9 @@ def test_the_published_folder_is_whole(root: Path, published: Path) -> None:
     assert all(json.loads(line).keys() >= {"run", "git_commit", "seeds", "figures"} for line in cards.splitlines())
     page = (published / "page.html").read_text()
     assert "Grid Among Us, 2 by 2 rooms, 5 players" in page and "How games ended" in page
-    wins = [row for row in csv_rows(published / "curves.csv.gz") if row["metric"] == "game/win_rate/crewmates"]
-    own = [row for row in wins if (row["arm"], row["seed"], row["phase"]) == ("RL", "0", "eval")]
-    assert [(row["iteration"], row["games"]) for row in own] == [("0", "0"), ("2", "8")]
+    own = [line for line in curve_lines(published / "curves.csv.gz") if line[:3] == ("RL", 0, "eval")]
+    assert [(line.iteration, line.games) for line in own] == [(0, 0), (2, 8)]
+    assert all("game/win_rate/crewmates" in line.figures for line in own)
     apart = [r for r in csv_rows(published / "curve_differences.csv.gz") if r["metric"] == "game/win_rate/crewmates"]
     assert {int(r["training_games"]) for r in apart} == {0, 8} and {r["arm"] for r in apart} == {"RL+L+S - RL"}
     assert "fill: #ffffff; stroke: #777777" in (published / "figure.svg").read_text()  # what the paper found

@@ -33,6 +33,12 @@ def test_a_page_of_results_has_one_screen(page: Path) -> None:
     assert lines[-1].startswith("[Notes](notes.md): ") and (page.parent / "notes.md").is_file()
 
 
+def test_results_are_light() -> None:
+    """Under 5 MB on a disk that gives out four kilobytes at a time."""
+    sizes = [path.stat().st_size for path in RESULTS.rglob("*") if path.is_file()]
+    assert sum(-(-size // 4096) * 4 for size in sizes) < 5000
+
+
 def cards(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 

@@ -17,7 +17,7 @@ from experiments.setup.stages import Stage, base_folder, stages_of
 from experiments.studies import conditions, conditions_tables
 from experiments.studies.conditions_tables import read_played
 from marl.common.errors import UserError
-from marl.common.files import csv_rows, read_json, write_json
+from marl.common.files import csv_rows, read_json, unpacked, write_json
 from marl.decoding import memory
 from marl.metrics.stats import Interval, seed_mean
 from marl.metrics.tables import ArmRun, ablation_table
@@ -151,7 +151,7 @@ def test_conditions_differ_in_what_they_change(runs: Path, played: Path) -> None
 
 
 def test_the_table(runs: Path, played: Path) -> None:
-    rows, per_seed = (csv_rows(played / f"small{part}") for part in (".csv", "_per_seed.csv.gz"))
+    rows, per_seed = (csv_rows(played / f"small{part}") for part in (".csv.gz", "_per_seed.csv.gz"))
     assert list(rows[0]) == ["arm", "condition", "metric", "mean", "low", "high", "seeds", "games"]
     assert all(all(row.values()) for row in rows)
     assert list(dict.fromkeys(row["arm"] for row in rows)) == ["base", "RL", "RL+L+S"]
@@ -208,14 +208,14 @@ def test_arms_of_deal_or_no_deal_are_compared_with_the_games_reward() -> None:
 
 def test_a_finished_study_only_tabulates(runs: Path, played: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.stat().st_mtime_ns for path in played.glob("*.json")}
-    table = (played / "small.csv").read_text()
-    (played / "small.csv").unlink()
+    table = (played / "small.csv.gz").read_bytes()
+    (played / "small.csv.gz").unlink()
     conditions.main(study(runs))
     said = capsys.readouterr().out
     assert "0 of 23 cells are still to be played" in said
     assert "the arms' means are not over the same seeds: RL 0; RL+L+S 0, 1" in said
     assert {path: path.stat().st_mtime_ns for path in played.glob("*.json")} == before
-    assert (played / "small.csv").read_text() == table
+    assert (played / "small.csv.gz").read_bytes() == table
 
 
 def test_tables_and_figure_are_made_again_from_the_figures_of_each_run(
@@ -223,13 +223,13 @@ def test_tables_and_figure_are_made_again_from_the_figures_of_each_run(
 ) -> None:
     monkeypatch.setattr(conditions, "entrants", lambda *args: pytest.fail("a run was looked for"))
     conditions.main(study(Path("none"), f"data={played / 'small_per_seed.csv.gz'}", f"publish={tmp_path}"))
-    names = {"small.csv", "small_differences.csv.gz", "small.svg"}
+    names = {"small.csv.gz", "small_differences.csv.gz", "small.svg"}
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
         name: (played / name).read_bytes() for name in names
     }
     again = [f"data={played / 'small_per_seed.csv.gz'}", f"publish={tmp_path}"]
     conditions.main(study(Path("none"), *again, "headline=as_trained"))
-    header, *lines = (tmp_path / "small.csv").read_text().splitlines()
+    header, *lines = unpacked(tmp_path / "small.csv.gz").splitlines()
     assert header.replace("condition,", "") == (tmp_path / "table.csv").read_text().splitlines()[0]
     own = [line.replace(",as_trained,", ",") for line in lines if ",as_trained," in line]
     assert own == (tmp_path / "table.csv").read_text().splitlines()[1:] and own
@@ -237,7 +237,7 @@ def test_tables_and_figure_are_made_again_from_the_figures_of_each_run(
         conditions.main(study(Path("none"), *again, "headline=usual"))
     with pytest.raises(UserError, match="reference=usual: must be one of the conditions, as_trained, "):
         conditions.main(study(Path("none"), f"data={played / 'small_per_seed.csv.gz'}", "reference=usual"))
-    for data, said in (("none.csv", "cannot be read"), (played / "small.csv", "expected the columns arm, seed")):
+    for data, said in (("none.csv", "cannot be read"), (played / "small.csv.gz", "expected the columns arm, seed")):
         with pytest.raises(UserError, match=rf"data={data}: .*{said}"):
             conditions.main(study(Path("none"), f"data={data}", f"publish={tmp_path}"))
 
@@ -248,7 +248,7 @@ RESULTS = Path(conditions.__file__).parents[1] / "results"
 @pytest.mark.parametrize("path", sorted(RESULTS.rglob("*_per_seed.csv.gz")), ids=lambda path: path.name)
 def test_published_tables_are_those_of_the_published_figures_of_each_run(path: Path) -> None:
     made = {(r.arm, c, r.metric): r for c, runs in read_played(path).items() for r in ablation_table(runs)}
-    rows = csv_rows(path.with_name(path.name.replace("_per_seed.csv.gz", ".csv")))
+    rows = csv_rows(path.with_name(path.name.replace("_per_seed.csv.gz", ".csv.gz")))
     assert len(rows) == len(made)
     for row in rows:
         own = made[row["arm"], row["condition"], row["metric"]]
@@ -316,7 +316,7 @@ def test_a_crew_plays_with_the_next_seed(runs: Path, tmp_path: Path) -> None:
     cfg = study(runs, "select=tiny-full-*", "name=crossed", f"cells={tmp_path}", "reference=alone", named=named)
     cfg = OmegaConf.merge(cfg, {"talk": 1, "metrics": ["talk/influence", "game/meetings"]})
     conditions.main(cfg)
-    there = {row["metric"] for row in csv_rows(tmp_path / "crossed.csv")}
+    there = {row["metric"] for row in csv_rows(tmp_path / "crossed.csv.gz")}
     assert there == {"talk/influence", "game/meetings"}  # talk is measured as well
     partners = {
         cell["about"]["cast"]["crewmate"]["partner"]

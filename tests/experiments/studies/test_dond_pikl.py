@@ -46,7 +46,7 @@ def test_from_the_sweep_to_both_tables(tmp_path: Path) -> None:
     small = [f"runs={runs}", f"publish={out}", "games=6", "concurrency=6", "progress=false", "threads=1"]
     study = configure("conditions", "comparison=dond_pikl", *small)
     conditions.main(study)
-    rows = {(r["arm"], r["condition"]): r for r in csv_rows(out / "planned.csv") if r["metric"] == "game/score"}
+    rows = {(r["arm"], r["condition"]): r for r in csv_rows(out / "planned.csv.gz") if r["metric"] == "game/score"}
     assert set(rows) == {(arm, how) for arm in ("base", "pikl", "ppo") for how in ("as_it_plays", "planned")}
     assert rows["pikl", "planned"]["seeds"] == "2" and rows["base", "planned"]["seeds"] == "1"
     cells = [json.loads(path.read_text())["about"] for path in Path(study.cells).glob("*.json")]

@@ -14,8 +14,8 @@ from experiments.setup.bands import FOLDER, Band, expected_of, read_bands
 from experiments.studies import expected
 from experiments.studies.expected import leave_one_out, make_bands, read_curves
 from marl.common.errors import UserError
-from marl.common.files import csv_rows, stem
-from marl.metrics.tables import write_csv
+from marl.common.files import stem
+from marl.metrics.tables import curve_lines, write_csv
 from tests.composing import DOND as SMALL
 from tests.composing import cases, composed_once, configure, run_folder
 
@@ -42,12 +42,11 @@ settings = composed_once("expected", "name=mine")
 @functools.cache
 def published_runs(path: Path) -> list[tuple[str, list[Row]]]:
     """The arm of each run behind a file of curves, and its training lines as they were in `metrics.jsonl`."""
-    runs: dict[tuple[str, str], dict[int, Row]] = {}
-    for line in csv_rows(path):
-        if line["phase"] == "train":
-            at = int(line["iteration"])
-            row = runs.setdefault((line["arm"], line["seed"]), {}).setdefault(at, {"phase": "train"})
-            row |= {"iteration": at, line["metric"]: float(line["value"])}
+    runs: dict[tuple[str, int], dict[int, Row]] = {}
+    for line in curve_lines(path):
+        if line.phase == "train":
+            row = {"phase": "train", "iteration": line.iteration, **line.figures}
+            runs.setdefault((line.arm, line.seed), {})[line.iteration] = row
     return [(arm, list(rows.values())) for (arm, _), rows in runs.items()]
 
 
