@@ -492,7 +492,7 @@ def draw(rows: Sequence[TableRow], path: Path) -> None:
         axes.set_yticks(range(len(own)), names)
         axes.invert_yaxis()
         axes.set_title(title, loc="left", fontsize=10)
-        style_axes(axes, ink="#222222", muted="#555555", grid="#dddddd")
+        style_axes(axes)
     save_figure(figure, path)
 
 

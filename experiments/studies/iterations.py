@@ -51,7 +51,7 @@ from marl.metrics.compute import PASSES
 from marl.metrics.stats import Interval, Metrics, seed_mean, wilson
 from marl.metrics.tables import TableRow, format_table, read_csv, write_csv, write_table
 from marl.metrics.wording import WORDING, bounds
-from marl.report.figures import HALF, PAPER, arm_colours, label_lines, save_figure, style_axes
+from marl.report.figures import HALF, label_lines, paper_colours, save_figure, style_axes
 from marl.report.page import read_run
 from marl.report.runs import TRAINED, Run
 
@@ -409,14 +409,14 @@ def draw(
     arms, others = sorted({arm for _, arm in curves}), list(dict.fromkeys(p.arm for p in published))
     lengths = {at["trained"] / i for seeds in curves.values() for c in seeds.values() for i, at in c.items() if i}
     axis = over or ("iteration" if len(lengths) < 2 else "trained")
-    colours = {arm: PAPER[i] for arm, i in arm_colours(arms).items()}
+    colours = paper_colours(arms)
     figure = Figure(figsize=(HALF, 2.3 * len(objectives) + 0.4), layout="constrained")
     subplots = figure.subplots(len(objectives), len(PANELS), squeeze=False)
     legend: dict[str, Any] = {}
     for objective, row in zip(objectives, subplots, strict=True):
         own = {arm: curves[objective, arm] for arm in arms if (objective, arm) in curves}
         for axes, panel in zip(row, PANELS, strict=True):
-            style_axes(axes, ink="#222222", muted="#555555", grid="#dddddd")
+            style_axes(axes)
             metric = measure_of(objective) if panel == "game/score" else panel
             end, ends = 0.0, dict[str, float]()
             for arm, seeds in own.items():
