@@ -41,11 +41,11 @@ from marl.storage.checkpoint import (
 from marl.storage.folder import check_unedited, claim, nearest_run, read_settings
 from marl.storage.tracking import JsonlTracker
 from tests.composing import configure
-from tests.hostile_files import seal
 from tests.hostile_inputs import Accepted, no_work
 from tests.hostile_values import VALUES, altered, spots
 from tests.marl.hint import hint_policy
 from tests.marl.report.test_page import make_run
+from tests.marl.storage.test_checkpoint import seal
 
 SECONDS = 5.0  # of the processor, for one reader: most take a tenth of one, and what grows beyond measure takes hours
 CHECKPOINT = "checkpoints/iteration-000001"

@@ -7,7 +7,6 @@ import copy
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from marl.common.files import write_json
 from marl.storage.checkpoint import load_policy, read_card, save_policy, started_from, verify_folder
 from tests.marl.hint import hint_policy
 from tests.marl.models import hf_policy, tiny_policy
-from tests.marl.storage.test_checkpoint import ROOT, flip, same, seal
+from tests.marl.storage.test_checkpoint import ROOT, flip, same
 
 
 @pytest.mark.parametrize("kind", ["tiny", "gpt2", "qwen3"])
@@ -116,13 +115,3 @@ def test_a_policy_that_does_not_say_where_it_started(tmp_path: Path, card: str) 
     (tmp_path / "policy.json").write_text(card)
     with pytest.raises(UserError, match=r"policy.json does not say from which base"):
         started_from(tmp_path)
-
-
-@pytest.mark.parametrize("size", [None, -1, 7])
-def test_a_policy_that_does_not_say_what_its_critic_reads(tmp_path: Path, size: Any) -> None:
-    save_policy(tmp_path / "policy", hint_policy(0), {})
-    (tmp_path / "policy" / "policy.json").write_text(json.dumps({"privileged_size": size}))
-    seal(tmp_path / "policy")
-    said = "safetensors is not the critic of 7" if size == 7 else "policy.json does not say what its critic reads"
-    with pytest.raises(UserError, match=said):
-        load_policy(tmp_path / "policy")
