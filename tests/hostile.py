@@ -126,9 +126,7 @@ def kinds(folder: Path) -> dict[str, Kind]:
         "human dialogues": Kind(0.12, damages(["data.txt", "val.txt", "test.txt"]), files(human, read_dialogues)),
         "contexts": Kind(0.06, damages(["contexts.txt"]), files(context_file, read_context_file)),
         "checkpoints": Kind(
-            0.12,
-            st.tuples(st.booleans(), damages(checkpoints.files)),
-            partial(try_checkpoints, checkpoints, scratch),
+            0.12, st.tuples(st.booleans(), damages(checkpoints.files)), partial(try_checkpoints, checkpoints, scratch)
         ),
         "runs that play": Kind(0.02, damages(sorted(contents(player))), files(player, read_player)),
         "full disks": Kind(

@@ -16,11 +16,7 @@ from marl.types import Kind, TokenBatch
 
 
 def forward(
-    policy: Policy,
-    batch: TokenBatch,
-    temperature: float,
-    reads: Mapping[str, bool],
-    reference: Policy | None = None,
+    policy: Policy, batch: TokenBatch, temperature: float, reads: Mapping[str, bool], reference: Policy | None = None
 ) -> Outputs:
     """Reads a batch once. `reads` maps each needed part of the outputs (`losses.READS`) to whether it is trained.
 

@@ -22,11 +22,7 @@ from marl.types import Episode
 
 
 def message_metrics(
-    episodes: Sequence[Episode],
-    env: Mapping[str, Any],
-    agents: Mapping[str, Agent],
-    measured: set[str],
-    draws: int,
+    episodes: Sequence[Episode], env: Mapping[str, Any], agents: Mapping[str, Agent], measured: set[str], draws: int
 ) -> tuple[Metrics, list[Episode], list[Effect]]:
     """Measures these players' messages in every way that the game has.
 

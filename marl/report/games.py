@@ -11,16 +11,7 @@ from marl.metrics.among_us import template
 from marl.metrics.wording import ARM_ORDER
 from marl.report.diplomacy import shown_view
 from marl.report.runs import MEASURED, TRAINED, Run, arm_label, base_names
-from marl.report.views import (
-    Transcript,
-    View,
-    is_among_us,
-    learned,
-    mentions,
-    outcome_text,
-    printable,
-    said,
-)
+from marl.report.views import Transcript, View, is_among_us, learned, mentions, outcome_text, printable, said
 
 MESSAGE_COLUMNS = ("game", "outcome", "step", "speaker", "role", "player", "says", "belief before", "belief after",
                    "belief moved", "reward")  # fmt: skip

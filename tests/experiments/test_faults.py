@@ -189,8 +189,7 @@ def fail_and_go_on(tried: Tried, begun: str, number: int, how: str, folder: Path
 
 
 @pytest.mark.parametrize(
-    ("begun", "how", "number"),
-    [("from its end", "killed after", 33), ("from its base", "refused", 68)],
+    ("begun", "how", "number"), [("from its end", "killed after", 33), ("from its base", "refused", 68)]
 )
 def test_a_run_ends_the_same_whatever_operation_fails(
     begun: str, how: str, number: int, tried: Tried, tmp_path: Path

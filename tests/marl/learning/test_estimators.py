@@ -44,11 +44,7 @@ def at_decisions(batch: TokenBatch) -> list[list[float]]:
 
 
 # Three plays: returns 1, 2 and 6; the second pays 2 at its first turn, so that 0 is left at its second.
-PLAYS = [
-    [chose(0, game=0.0), chose(1, game=1.0)],
-    [chose(0, game=2.0), chose(1, game=0.0)],
-    [chose(0, game=6.0)],
-]
+PLAYS = [[chose(0, game=0.0), chose(1, game=1.0)], [chose(0, game=2.0), chose(1, game=0.0)], [chose(0, game=6.0)]]
 
 
 def test_by_hand() -> None:

@@ -20,17 +20,7 @@ from marl.losses.policy import PolicyLoss
 from marl.model.policy import Policy
 from marl.types import Kind
 from tests.marl.models import hf_policy, small_tokens
-from tests.marl.updates import (
-    READS,
-    TERMS,
-    another,
-    identical,
-    noisy,
-    play,
-    played,
-    to_batch,
-    weights_of,
-)
+from tests.marl.updates import READS, TERMS, another, identical, noisy, play, played, to_batch, weights_of
 
 # -- the distribution that was sampled ---------------------------------------------------------------------------------
 

@@ -26,17 +26,7 @@ from marl.rewards.game import GameReward
 from marl.rewards.speaking import SpeakingReward
 from marl.types import Kind, TokenBatch
 from tests.marl.hint import hint_policy, training
-from tests.marl.updates import (
-    READS,
-    TERMS,
-    all_played,
-    another,
-    identical,
-    noisy,
-    played,
-    trained,
-    weights_of,
-)
+from tests.marl.updates import READS, TERMS, all_played, another, identical, noisy, played, trained, weights_of
 
 # -- sums and counts ---------------------------------------------------------------------------------------------------
 

@@ -20,13 +20,7 @@ from marl.losses.listening import ListeningLoss
 from marl.losses.plan import PlanLoss
 from marl.losses.policy import PolicyLoss
 from marl.types import TokenBatch
-from tests.marl.updates import (
-    TERMS,
-    all_played,
-    identical,
-    played,
-    trained,
-)
+from tests.marl.updates import TERMS, all_played, identical, played, trained
 
 
 @dataclass(frozen=True)

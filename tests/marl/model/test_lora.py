@@ -18,14 +18,7 @@ from marl.model.lora import AdapterConfig, adapted, adapter_bytes, chosen_layers
 from marl.model.optim import trained
 from marl.model.policy import Policy, half, load_config, load_lm, load_tokenizer, pretrained, take_weights
 from marl.model.tokens import Tokens
-from marl.storage.checkpoint import (
-    load_policy,
-    load_weights,
-    model_digest,
-    own_tensors,
-    policy_digest,
-    save_policy,
-)
+from marl.storage.checkpoint import load_policy, load_weights, model_digest, own_tensors, policy_digest, save_policy
 from tests.marl.models import hf_policy, hf_tokenizer, save, tiny_policy, with_critic
 from tests.marl.storage.test_checkpoint import seal
 from tests.marl.updates import TERMS, noisy, played

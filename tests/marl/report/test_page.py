@@ -27,12 +27,7 @@ from marl.report.runs import arm_runs, base_names, mean_curve, measured_in
 from marl.report.tables import columns_of
 from marl.report.transcripts import write_episodes
 from marl.types import Episode
-from tests.marl.episodes import (
-    deal_game,
-    failed_game,
-    imposter_game,
-    meeting_game,
-)
+from tests.marl.episodes import deal_game, failed_game, imposter_game, meeting_game
 
 BASE = [deal_game(0), *(failed_game(seed) for seed in range(1, 12))]
 TRAINED = [deal_game(seed) for seed in range(12)]
