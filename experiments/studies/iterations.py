@@ -48,7 +48,7 @@ from experiments.studies.lines import check_complete, write_intervals
 from marl.common.errors import UserError, check_writable
 from marl.common.files import reading, stem
 from marl.metrics.compute import PASSES
-from marl.metrics.stats import Interval, Metrics, seed_mean, wilson
+from marl.metrics.stats import Interval, Metrics, Z, seed_mean, wilson
 from marl.metrics.tables import TableRow, format_table, read_csv, write_csv, write_table
 from marl.metrics.wording import WORDING, bounds
 from marl.report.figures import HALF, label_lines, paper_colours, save_figure, style_axes
@@ -69,7 +69,6 @@ EQUAL = {"trained": "at_equal_games", "passes": "at_equal_compute"}  # at the sa
 AXES = {"iteration": "iteration", "trained": "training games", "passes": "thousand token passes"}
 COMPETITIVE = -1  # both scores add up to 0, so that self-play is measured in points
 CEILING = "game/score_ceiling"  # the best possible score
-Z = 1.959964  # of a 95 % interval
 
 
 @dataclass(frozen=True)
