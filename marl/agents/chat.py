@@ -7,8 +7,6 @@ never shown or kept; the key and other secrets are struck out of answers. An end
 followed, and at most `LONGEST_BODY` bytes are read. Left out: streamed answers, tools, prices.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The forward pass that the losses read: log-probabilities, values and beliefs of a batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 

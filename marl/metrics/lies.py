@@ -4,8 +4,6 @@ A probe that does no better than one that reads the message's form alone (`talk/
 which sentences are often false. False is what the log refutes, meant or not.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

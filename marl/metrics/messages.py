@@ -1,7 +1,5 @@
 """All measures of messages together: what they gave away, did and were worth, and whether they were true."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Figures of a report (inline SVG in the page's colours) and of a published table (a file)."""
 
-from __future__ import annotations
-
 import io
 import math
 import re

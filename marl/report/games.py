@@ -1,7 +1,5 @@
 """The recorded games of a report: which are shown, and the commonest forms of messages."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

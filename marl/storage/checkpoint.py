@@ -1,7 +1,5 @@
 """Saves and loads policies and checkpoints: safetensors and JSON only, written in one step, verified by checksum."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

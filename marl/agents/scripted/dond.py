@@ -5,8 +5,6 @@ leaves its partner much, and ends with the claim that the talk arrived at. It ma
 from these games have room to improve. It knows no objective: how much it cares for its partner is its `Temperament`'s.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
