@@ -8,8 +8,6 @@ and `plane.svg` (`studies/plane.py`), on a map for two (`board=france_austria`) 
 everybody. Left out: press, the map for seven, convoys, and choices in retreats.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ The same command resumes a run that was stopped, and says so of one that is done
 report of its finished runs.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 from collections.abc import Callable, Iterator, Mapping

@@ -11,8 +11,6 @@ Games that programs played are exported with `simulated=true`: their files are c
 players.
 """
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections import Counter

@@ -1,7 +1,5 @@
 """Tables and figure of a study's conditions."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence

@@ -12,8 +12,6 @@ at least; intervals as in experiments.studies.iterations) and `drift.svg`. `data
 again, without the runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -12,8 +12,6 @@ each lambda's score in it is exact, the mean over the claims that it may draw. I
 (both players' proposals in one are no two draws) by the bootstrap; of several training seeds, Student's t over seeds.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

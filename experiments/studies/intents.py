@@ -12,8 +12,6 @@ Writes `table.csv`, `figure.svg`, `cards.jsonl` (a line a seed), `control.csv` (
 `correspondence.csv` (the tested messages, to be read by hand).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence

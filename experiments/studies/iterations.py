@@ -26,8 +26,6 @@ Under objective -1 both scores add up to nothing, so all of this is of points. H
 recorded: correlations are of means alone, and standard errors are the largest that points with this mean can have.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import astuple, dataclass, replace

@@ -1,7 +1,5 @@
 """The pages, and what guards them: every request passes `Site.page`, every text is escaped by the templates."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """Games of the web page in SQLite: who plays what, and every reply, so that a restart goes on where it stopped."""
 
-from __future__ import annotations
-
 import json
 import secrets
 import sqlite3
