@@ -1,7 +1,5 @@
 """A chat endpoint on a real socket, which answers as it is told."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Mapping

@@ -7,8 +7,6 @@ found on disk must be as before. Anything else is shown with the input that hypo
 among the tests.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """Damaged files, runs of another game and of older versions, and what reading them comes to."""
 
-from __future__ import annotations
-
 import io
 import json
 import resource

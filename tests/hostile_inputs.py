@@ -1,7 +1,5 @@
 """Bad replies, settings and command lines, and what trying one comes to."""
 
-from __future__ import annotations
-
 import io
 import os
 import random

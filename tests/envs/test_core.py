@@ -1,7 +1,5 @@
 """What both games share: seeds, settings and their defaults, and seats that read different styles."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 from random import Random

@@ -1,7 +1,5 @@
 """Runs with an adapter: what they leave, that they go on to the bit, and who plays with them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs of Among Us with every kind of cast, small enough for a test; and how they are evaluated."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

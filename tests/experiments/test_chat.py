@@ -1,7 +1,5 @@
 """The player behind an endpoint, from the commands: evaluated, replayed, played against, and beside a learner."""
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

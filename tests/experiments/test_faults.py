@@ -4,8 +4,6 @@ It is killed at one of its file operations, or the disk refuses that one; its di
 lose lines. Some operations are tried among the fast tests, and all of them among the slow ones.
 """
 
-from __future__ import annotations
-
 import errno
 import itertools
 import json

@@ -3,8 +3,6 @@
 Nothing in it is imported or run, refers to the environment, leads out of the folder, or takes more than a moment.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Planners, and small models for them that know some of the games' language."""
 
-from __future__ import annotations
-
 from functools import cache
 
 from envs import dond_v0

@@ -3,8 +3,6 @@
 `python -m tests.envs.dond.test_environment` writes the golden playthroughs anew; read them before you commit.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any

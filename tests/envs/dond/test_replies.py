@@ -1,7 +1,5 @@
 """Replies of Deal or No Deal: each is read as it is meant, or refused for the first rule that it breaks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,6 @@
 Published numbers need selfplay.txt and data.txt of Lewis et al. 2017: put their folder into DOND_DATA.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Cross-play: players whose outcome is known from the contexts alone, and small models against the plain evaluation."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

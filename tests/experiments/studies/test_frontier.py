@@ -1,7 +1,5 @@
 """The frontier's shortcut against games that were really played, and its reading of human dialogues by hand."""
 
-from __future__ import annotations
-
 import copy
 import csv
 import json

@@ -1,7 +1,5 @@
 """A study: what its file may say, who plays whom, what is paid, kept, deleted and exported."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

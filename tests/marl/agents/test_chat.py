@@ -1,7 +1,5 @@
 """The player behind a chat endpoint, against a server of our own on a real socket."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """What filtered cloning keeps, and that errors leave no trace in what it learns from."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What might be a secret, and what is kept of it."""
 
-from __future__ import annotations
-
 import pytest
 
 from marl.common.secrets import digest_of, hidden, might_be_secret, secrets_in, told

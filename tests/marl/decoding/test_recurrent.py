@@ -1,7 +1,5 @@
 """Recurrent models in whole games: the trainer computes what was sampled, and learns from it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Estimators without a critic: numbers by hand, a bandit whose gradient is known, Kuhn poker, and the loop's part."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import product

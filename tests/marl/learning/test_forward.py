@@ -1,7 +1,5 @@
 """The forward pass: the distributions that were sampled, of the policy and of the reference."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

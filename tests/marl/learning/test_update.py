@@ -1,7 +1,5 @@
 """The update: what is summed, over what it is divided, and what a term of weight 0 does (nothing, to the last bit)."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """The vote as a belief question: from the game's infos to the gradient, and nothing of it where it is off."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

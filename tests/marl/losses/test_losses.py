@@ -1,7 +1,5 @@
 """Each loss against a naive loop over tokens and a number worked out by hand."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

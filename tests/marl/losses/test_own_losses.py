@@ -1,7 +1,5 @@
 """Losses of somebody's own: what they may read, and what of theirs is refused, naming them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

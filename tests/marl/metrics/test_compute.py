@@ -1,7 +1,5 @@
 """What training costs: by hand, against the passes that an update makes, and arms where they have cost the same."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Mapping

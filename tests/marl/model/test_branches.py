@@ -1,7 +1,5 @@
 """Branches: who sees whom, written out by hand, and states equal to those of a fresh read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

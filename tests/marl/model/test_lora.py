@@ -1,7 +1,5 @@
 """An adapter changes nothing at its start, learns alone, shares its base's tensors, and is read by peft itself."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Who is paid for what: the game's reward at turns, and what a message did to its listeners, by hand."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Who sits where, how often, and that only those learn whose turn it is."""
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence

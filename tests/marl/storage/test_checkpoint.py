@@ -1,7 +1,5 @@
 """Policies and checkpoints come back to the last bit, damage is noticed, and no file is ever unpickled."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

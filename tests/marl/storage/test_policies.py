@@ -1,7 +1,5 @@
 """Policies come back to the last bit, damage is named, and no file is ever unpickled."""
 
-from __future__ import annotations
-
 import ast
 import copy
 import json
