@@ -47,8 +47,8 @@ from marl.learning.config import UpdateConfig
 from marl.learning.forward import forward
 from marl.learning.micro_batches import micro_batches
 from marl.losses import Outputs
-from marl.metrics.stats import Interval, Metrics, bootstrap_mean
-from marl.metrics.tables import ArmRun, TableRow, ablation_table, format_table, read_table, write_table
+from marl.metrics.stats import Interval, bootstrap_mean
+from marl.metrics.tables import ArmRun, TableRow, ablation_table, figures_by_arm, format_table, read_table, write_table
 from marl.model.policy import Policy
 from marl.planning.pikl import Floats
 from marl.planning.planner import SLOTS, Decision, PlannerConfig, Reader, planning_agent, proposal, respond, weigh
@@ -165,10 +165,7 @@ def main(cfg: DictConfig) -> None:
         write_table(workspace.out / f"differences{suffix}.csv", pairs)
         draw(rows, cfg.opponents, workspace.out / f"figure{suffix}.svg")
         say(f"\nobjective {objective:g}")
-        columns: dict[str, Metrics] = {}
-        for row in rows:
-            columns.setdefault(row.arm, {})[row.metric] = row.interval
-        say(format_table(columns))
+        say(format_table(figures_by_arm(rows)))
     run_card(workspace.cells, digest({"cells": [cell.file for cell in table]}), cfg.seed, arm="frontier",
              base=folder.name, base_digest=anchor.made_of, compared=[e.folder.name for e in entrants[1:]])  # fmt: skip
     add_cards([{**card_line(read_json(workspace.cells / CARD)), "run": cfg.name}], workspace.out)
