@@ -261,8 +261,6 @@ def permuted(view: HumanView, order: Triple) -> HumanView:
 
 
 # --- Playing again ----------------------------------------------------------------------------------------------------
-
-
 class NotReplayable(ValueError):
     """A human dialogue that breaks the environment's rules. `reason` is short, for counting."""
 

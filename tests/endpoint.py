@@ -10,8 +10,6 @@ from envs.dond.replies import proposal_text
 from envs.dond.texts import parse_prompt
 
 KEY = "sk-test-31415926"
-
-
 Answering = Callable[["Server", dict[str, Any], Any], None]  # (server, request's body, handler)
 
 

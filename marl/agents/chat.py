@@ -109,8 +109,6 @@ class ChatConfig:
 
 
 # --- The file of answers ----------------------------------------------------------------------------------------------
-
-
 class Answers:
     """A file of answers by request, one line of JSON each.
 
@@ -179,8 +177,6 @@ def digest(request: Mapping[str, Any]) -> str:
 
 
 # --- Requests ---------------------------------------------------------------------------------------------------------
-
-
 class Endpoint:
     """One endpoint and its budget. `ask` never raises for anything that an endpoint does."""
 
@@ -281,8 +277,6 @@ async def _body(response: httpx2.Response) -> bytes:
 
 
 # --- Seats ------------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class _Seat:
     """One seat: its chat so far, and the reply that is owed."""

@@ -167,8 +167,6 @@ def test_a_base_is_fine_tuned_by_an_adapter_that_is_merged(tmp_path: Path) -> No
 
 
 # --- What is refused, before a model is made --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [

@@ -156,8 +156,6 @@ def test_a_whole_folder_is_read(run: Path, configs: dict[str, DictConfig]) -> No
 
 
 # --- Files that are none ----------------------------------------------------------------------------------------------
-
-
 def giant(path: Path) -> None:
     """One byte more than any file of this kind may have, which takes no room on the disk."""
     most = {".yaml": MOST_YAML, ".json": MOST_JSON, ".jsonl": MOST_LINES}[path.suffix]
@@ -239,8 +237,6 @@ def read_run_or_refuse(run: Path) -> None:
 
 
 # --- Code, references, names ------------------------------------------------------------------------------------------
-
-
 def changed(run: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     settings = yaml.safe_load((run / "config.yaml").read_text())
     change(settings)
@@ -441,8 +437,6 @@ def test_a_published_table_stays_in_its_folder(run: Path, tmp_path: Path) -> Non
 
 
 # --- Data of other types ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["run.json", "evaluation.json", "metrics.jsonl", "timing.jsonl", "config.yaml"])
 def test_values_of_other_kinds_are_refused_or_shown(run: Path, name: str) -> None:
     text = (run / name).read_text()

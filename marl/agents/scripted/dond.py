@@ -53,8 +53,6 @@ TEMPERAMENTS: Mapping[str, Temperament] = {
     )
 }  # fmt: skip
 MIXTURE = tuple(t for t in TEMPERAMENTS.values() if t.name != "careful")  # drawn from uniformly
-
-
 TRUST = 0.95  # weight of a stated value
 CLAIM_SHARPNESS = 0.2  # a split that the partner asked for weighs its values by exp(CLAIM_SHARPNESS * its points)
 FEW_WORDS = 9  # longer drafts are drawn again, up to twice

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from envs.dond import replies
 from envs.dond.replies import Message, Proposal, Reason, Refused
 
+
 # --- Replies ----------------------------------------------------------------------------------------------------------
-
-
 def read(reply: object, pending: bool = False, sent: int = 1, counts: Any = (1, 2, 3)) -> Message | Proposal | Refused:
     return replies.parse_reply(reply, counts, pending, sent)
 

@@ -49,8 +49,6 @@ TEST = "\n".join(
     )
 )
 ENV = {"game": "dond", "style": "compact", "objective": 0.5, "max_entries": 12}
-
-
 settings = composed_once("frontier", "progress=false", "threads=1", "data.dond=DIR")
 
 

@@ -26,8 +26,6 @@ ENVS = {
 }
 COUNT = {"dond": 12, "among_us": 8}  # games; in some there is no meeting
 CONTEXT = 1536
-
-
 QUICK = ("mamba", "qwen3_5")
 
 

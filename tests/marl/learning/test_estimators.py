@@ -158,8 +158,6 @@ def test_the_gradient_of_a_bandit_by_a_running_mean_is_exact() -> None:
 
 
 # -- Kuhn poker --------------------------------------------------------------------------------------------------------
-
-
 def logistic(logit: float) -> float:
     return 1 / (1 + math.exp(-logit))
 
@@ -211,8 +209,6 @@ def test_an_equilibrium_of_kuhn_poker_cannot_be_exploited() -> None:
 
 
 # -- the loop's part ---------------------------------------------------------------------------------------------------
-
-
 def test_plays_of_a_group_begin_alike_and_go_different_ways() -> None:
     agent = ModelAgent("learner", hint_policy(0), slots=32, context=32, max_new_tokens=1)
     games = Seeds.of(3).draw(0, 16, group=8)

@@ -20,9 +20,8 @@ from marl.types import Kind
 from tests.marl.models import hf_policy, small_tokens
 from tests.marl.updates import READS, TERMS, another, identical, noisy, play, played, to_batch, weights_of
 
+
 # -- the distribution that was sampled ---------------------------------------------------------------------------------
-
-
 def test_entropy_is_that_of_the_sampled_distribution() -> None:
     policy, batch = played()
     with torch.no_grad():
@@ -136,8 +135,6 @@ def test_a_model_whose_activations_cannot_be_computed_again_is_refused_at_once(m
 
 
 # -- the reference -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("token_budget", [1, 50])
 def test_reference_logprobs_are_the_references_of_the_same_tokens(token_budget: int) -> None:
     policy, batch = played()

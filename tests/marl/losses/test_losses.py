@@ -135,8 +135,6 @@ def test_which_tokens_each_loss_counts(batch: TokenBatch, outputs: Outputs) -> N
 
 
 # -- by hand ---------------------------------------------------------------------------------------------------------
-
-
 def one_token(
     kind: Kind, logprob: float = 0.0, reference: float = 0.0, advantage: float = 0.0, ret: float = 0.0
 ) -> TokenBatch:

@@ -177,8 +177,6 @@ def test_a_checkpoints_weights_are_read_as_carefully(tmp_path: Path) -> None:
 
 
 # -- models that users name --------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     tokenizer = hf_tokenizer(CHATML)

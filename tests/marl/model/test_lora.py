@@ -232,8 +232,6 @@ def test_an_adapters_dropout_is_of_supervised_training_alone() -> None:
 
 
 # --- What is refused --------------------------------------------------------------------------------------------------
-
-
 def test_targets_that_the_model_does_not_have(tmp_path: Path) -> None:
     tied, untied = hf_policy(tmp_path / "tied", "qwen3").lm, hf_policy(tmp_path / "untied", "llama").lm
     assert chosen_layers(untied, ["q_proj", "lm_head"]) == [

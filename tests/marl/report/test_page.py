@@ -314,8 +314,6 @@ def test_damaged_files_of_a_run_are_named(tmp_path: Path, name: str, data: bytes
 
 
 # --- Among Us ---------------------------------------------------------------------------------------------------------
-
-
 def make_among_us_run(folder: Path, arm: str, seed: int, wins: int, base_wins: int = 2) -> Path:
     """A run of 12 evaluation games, `wins` of which the crewmates won; its base, one for each seed, won `base_wins`."""
     folder.mkdir(parents=True)

@@ -21,8 +21,6 @@ from marl.agents.scripted.dond import MIXTURE, TEMPERAMENTS, Negotiator, Tempera
 from marl.agents.scripted.dond_language import say_split, say_value, understand
 
 COUNTS = sorted({context.counts for context in contexts()})
-
-
 SPLIT_FORMS = [getattr(dond_language, name) for name in ("ASK", "ASK_REST", "OFFER", "OFFER_REST", "BOTH", "TERSE")]
 
 
