@@ -63,7 +63,7 @@ STATE = {
     "metrics_lines": int,
     "inputs": dict,
     "commits": [str],
-    "made_with": (dict, [dict]),  # earlier versions noted one
+    "made_with": [dict],
     "chat": {"calls": int, "tokens": int, "replayed": int, "lost": {...: int}},
     "best": (NONE, {"iteration": NUMBER, "score": NUMBER}),
     "memory": {...: dict},
