@@ -5,8 +5,6 @@ and family of objectives are those of Liao, Tomlin & Klein 2024 ("Efficacy of La
 Games"). No data file is needed: all contexts that the rules allow are enumerated.
 """
 
-from __future__ import annotations
-
 from envs.core import Style, aec
 from envs.dond.environment import AGENTS, DealOrNoDeal
 from envs.dond.rules import FILES

@@ -5,8 +5,6 @@ facebookresearch/end-to-end-negotiator, folder `src/data/negotiate`), which are 
 player's view of a dialogue, so most dialogues stand there twice.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -263,8 +261,6 @@ def permuted(view: HumanView, order: Triple) -> HumanView:
 
 
 # --- Playing again ----------------------------------------------------------------------------------------------------
-
-
 class NotReplayable(ValueError):
     """A human dialogue that breaks the environment's rules. `reason` is short, for counting."""
 

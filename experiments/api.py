@@ -1,7 +1,5 @@
 """Trains one run from overrides, checked as on the command line. `marl.train` calls it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

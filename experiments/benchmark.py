@@ -16,8 +16,6 @@ It prints a table, and writes to `out`: benchmark.json (every repeat, with setti
 speed.svg, both after each measurement. Memory is how far the process's resident set rose (a GPU: torch's memory).
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path

@@ -11,8 +11,6 @@ language model or the partner is none (`cast.crewmate.partner=random`); the seco
 `env.style` is what everybody else reads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The evaluation games of a training run: while it learns, and at its end."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ learn. It stops after `minutes`, and the same command goes on with what is missi
 carried there. Checks are repeated on every other card or commit. What was not run is listed as unrun.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

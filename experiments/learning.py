@@ -1,7 +1,5 @@
 """The learning of a training run: who learns from what, and what follows each iteration."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

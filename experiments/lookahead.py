@@ -8,8 +8,6 @@ and `plane.svg` (`studies/plane.py`), on a map for two (`board=france_austria`) 
 everybody. Left out: press, the map for seven, convoys, and choices in retreats.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -87,9 +85,7 @@ def main(cfg: DictConfig) -> None:
     # Report.
     played = [(table, read_json(path)) for path, table in tables.items()]
     runs = [ArmRun(name, seed, own) for seed in study.seeds for name, own in measure(study, seed, played).items()]
-    metrics = list(dict.fromkeys(metric for run in runs for metric in run.metrics))
-    rows = [row for m in metrics for row in ablation_table([run for run in runs if m in run.metrics], [m])]
-    write_table(out / "table.csv", rows)
+    write_table(out / "table.csv", rows_of(runs))
     rows = read_table(out / "table.csv")  # what the figure is drawn from again
     ablation_figure(rows, RATED if study.game.players > 2 else RATED_TWO, out / "figure.svg")
     if study.game.players == 2:
@@ -111,7 +107,7 @@ def main(cfg: DictConfig) -> None:
         [card(study, run, read_json(folder / f"{run.arm}-s{run.seed}.json")) for run in runs if run.arm in study.arms],
         out,
     )
-    say(format_table(figures_by_arm(rows), metrics))
+    say(format_table(figures_by_arm(rows), list(dict.fromkeys(row.metric for row in rows))))
     if points:
         say("\n" + plane.publish(points, out))
     say(f"\ntables and figure: {out}")
@@ -261,7 +257,12 @@ def pairs_of(study: Study, played: Sequence[tuple[Table, Mapping[str, Any]]]) ->
             found = {other: scores_of(own, name, other) for other in study.names if other != name}
             against = {f"score/against/{other}": bootstrap_mean(s, rng=rng) for other, s in found.items()}
             runs.append(ArmRun(name, seed, against))
-    metrics = list(dict.fromkeys(metric for run in runs for metric in run.metrics))
+    return rows_of(runs)
+
+
+def rows_of(runs: Sequence[ArmRun]) -> list[TableRow]:
+    """Tabulates each metric over the runs that have it."""
+    metrics = dict.fromkeys(metric for run in runs for metric in run.metrics)
     return [row for m in metrics for row in ablation_table([run for run in runs if m in run.metrics], [m])]
 
 

@@ -7,8 +7,6 @@ each of the person's replies took. Of a game that ends in any other way (Ctrl-C,
 was shown and typed is kept in `unfinished-NNN.txt`, below a line of JSON with the same.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import re

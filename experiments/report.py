@@ -5,8 +5,6 @@ figure and the run cards, for each variant of the game (docs/howto/commands.md n
 figure of such a folder again, without any run.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Tables and examples in the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

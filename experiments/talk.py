@@ -7,8 +7,6 @@ Writes `out`/talk.html with a figure and a game of each player, `talk.svg`, `tab
 with the effect of each message. Left out: players behind an endpoint, which give no likelihoods.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ The same command resumes a run that was stopped, and says so of one that is done
 report of its finished runs.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -36,12 +34,7 @@ from marl.metrics.stats import Metrics
 from marl.model.policy import Policy
 from marl.pretraining.base import base_policy
 from marl.report.page import build_report
-from marl.storage.checkpoint import (
-    missing_files,
-    newest_checkpoint,
-    read_state,
-    save_policy,
-)
+from marl.storage.checkpoint import missing_files, newest_checkpoint, read_state, save_policy
 from marl.storage.folder import REFERENCE, check_unedited, claim, read_run_card
 from marl.storage.tracking import METRICS_FILE, Tracker, make_tracker, read_metrics
 

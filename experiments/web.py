@@ -5,8 +5,6 @@ they type once. Games are kept in `out`/games.sqlite: a restart goes on with the
 `out`/episodes, and are among the games to watch. With `study` the pages are those of a study with people, alone.
 """
 
-from __future__ import annotations
-
 import socket
 import threading
 import webbrowser

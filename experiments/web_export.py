@@ -11,8 +11,6 @@ Games that programs played are exported with `simulated=true`: their files are c
 players.
 """
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections import Counter
@@ -167,7 +165,7 @@ def opened(path: Path, simulated: bool) -> sqlite3.Connection:
         with reading_games(path):
             found = db.execute("PRAGMA user_version").fetchone()[0]
             if found:  # else it is another program's, and has no meta
-                check_version(found, path, "serve the study once, which takes over older ones")
+                check_version(found, path)
             kind = db.execute("SELECT value FROM meta WHERE name = 'played by'").fetchone()
         if kind is None or kind[0] != ("programs" if simulated else "people"):
             raise UserError(

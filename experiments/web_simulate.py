@@ -5,8 +5,6 @@ in RUNS/study-NAME-simulated, are called simulated in every file, and are never 
 command on a fresh folder plays the same games where opponents are scripted.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

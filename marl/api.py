@@ -10,8 +10,6 @@
 Left out: sweeps, tables and reports, which are commands (`python -m experiments.train`).
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 import sys

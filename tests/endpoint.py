@@ -1,7 +1,5 @@
 """A chat endpoint on a real socket, which answers as it is told."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Mapping
@@ -12,8 +10,6 @@ from envs.dond.replies import proposal_text
 from envs.dond.texts import parse_prompt
 
 KEY = "sk-test-31415926"
-
-
 Answering = Callable[["Server", dict[str, Any], Any], None]  # (server, request's body, handler)
 
 

@@ -7,8 +7,6 @@ found on disk must be as before. Anything else is shown with the input that hypo
 among the tests.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile
@@ -126,9 +124,7 @@ def kinds(folder: Path) -> dict[str, Kind]:
         "human dialogues": Kind(0.12, damages(["data.txt", "val.txt", "test.txt"]), files(human, read_dialogues)),
         "contexts": Kind(0.06, damages(["contexts.txt"]), files(context_file, read_context_file)),
         "checkpoints": Kind(
-            0.12,
-            st.tuples(st.booleans(), damages(checkpoints.files)),
-            partial(try_checkpoints, checkpoints, scratch),
+            0.12, st.tuples(st.booleans(), damages(checkpoints.files)), partial(try_checkpoints, checkpoints, scratch)
         ),
         "runs that play": Kind(0.02, damages(sorted(contents(player))), files(player, read_player)),
         "full disks": Kind(

@@ -1,8 +1,5 @@
 """Damaged files, runs of another game and of older versions, and what reading them comes to."""
 
-from __future__ import annotations
-
-import hashlib
 import io
 import json
 import resource
@@ -37,6 +34,7 @@ from marl.storage.folder import read_run_card
 from marl.storage.tracking import JsonlTracker
 from tests.marl.episodes import beliefs, deal_game, episode, message, propose
 from tests.marl.hint import hint_policy
+from tests.marl.storage.test_checkpoint import seal
 
 Damage = list[tuple[str, str, float, bytes]]  # file, what is done to it, where (0 to 1), with what
 HOW = ("cut", "flip", "insert", "overwrite", "delete", "empty", "replace", "double a line", "drop a line")
@@ -244,12 +242,6 @@ def expectation(folder: Path) -> None:
     found = expected_of("expected", "full", {"game": "dond"}, folder)
     if found is not None:
         found.verdict(read_run(folder).curves)
-
-
-def seal(folder: Path) -> None:
-    """Makes the checksums fit the files as they are, as another version or game would leave them."""
-    sums = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir() if p.name != "checksums.json"}
-    (folder / "checksums.json").write_text(json.dumps(sums))
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """Bad replies, settings and command lines, and what trying one comes to."""
 
-from __future__ import annotations
-
 import io
 import os
 import random
@@ -95,8 +93,6 @@ STYLES, SEEDS = st.sampled_from(["compact", "natural"]), st.integers(0, 99)
 NEGOTIATIONS = st.tuples(STYLES, SEEDS, st.lists(st.tuples(SPEECH, SPEECH), max_size=15))
 CHOICE = st.integers(0, 20) | st.sampled_from(["", "wait", "kill Red", "vote Red", "skip", "report", END]) | TEXT
 DECEPTIONS = st.tuples(STYLES, SEEDS, st.lists(st.lists(CHOICE, min_size=3, max_size=5), max_size=30))
-
-
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 7, 1.5, -0.5, 1e-9, 1e9, 10**7, 10**30, float("inf"), "", " ", "abc", "none", "/",
     "../..", "a\nb", "os.system", "marl.rewards.game.GameReward",
@@ -116,8 +112,6 @@ OF_LESSON = tuple(
     LESSON + each for each in ("players", "steps", "until", "env", "optimizer", "learning_rate", "anchor", "own")
 )
 GAMES = {"dond": ("experiment=dond_quickstart",), "among_us": ("experiment=among_us_quickstart",)}
-
-
 BEGINNINGS = (
     (train, "torchrun_ranks"), (entrants, "base_policy"), (evaluate, "rollout"), (play, "rollout"),
     (cells, "check_writable"), (conditions, "check_writable"), (drift, "check_writable"),

@@ -1,7 +1,5 @@
 """A few human dialogues as the published files have them, and where those files are looked for."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

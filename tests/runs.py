@@ -1,7 +1,5 @@
 """Runs that tests stop, and what tests read of runs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

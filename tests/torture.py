@@ -5,8 +5,6 @@ same command, each killed with SIGKILL once or more and started again until it e
 time must be the same to the last bit. A short form is among the tests.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -14,16 +14,7 @@ from gymnasium import spaces
 
 from envs.core import Step, Style, TextGame, TurnKind, View, check_number, check_whole
 from envs.dond import rules
-from envs.dond.replies import (
-    KINDS,
-    Message,
-    Proposal,
-    Refused,
-    parse_choice,
-    parse_reply,
-    parse_words,
-    proposal_text,
-)
+from envs.dond.replies import KINDS, Message, Proposal, Refused, parse_choice, parse_reply, parse_words, proposal_text
 from envs.dond.rules import ITEMS, MAX_POINTS, SPLITS, Context, Triple
 from envs.dond.texts import QUESTIONS, WORDING, passed_on, prompt
 

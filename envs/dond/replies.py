@@ -11,8 +11,6 @@ from envs.core import END
 from envs.dond.rules import Triple
 
 MESSAGE, PROPOSE = "[message]", "[propose]"
-
-
 EXAMPLE = f"{PROPOSE} (1 books, 2 hats, 0 balls) {END}"
 
 

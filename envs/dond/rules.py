@@ -1,7 +1,5 @@
 """Contexts and outcomes: pools, values, points, Pareto-optimal deals."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import cache

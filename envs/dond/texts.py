@@ -1,7 +1,5 @@
 """The texts that players read, in each style."""
 
-from __future__ import annotations
-
 import re
 
 from envs.core import END, Question, Style, clean

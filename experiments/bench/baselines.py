@@ -4,8 +4,6 @@ Both sample from the distribution that this engine samples from, so that games a
 engine does besides: values, and log-probabilities of what was sampled (TRL computes those in its update).
 """
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import tempfile

@@ -3,8 +3,6 @@
 A check returns a figure in words and whether it holds; Unrun, with the reason, where this machine cannot tell.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The benchmark's table and figure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median

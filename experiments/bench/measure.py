@@ -1,7 +1,5 @@
 """Measures rollouts and updates: this engine at every point, the baselines on fewer games."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import re

@@ -1,7 +1,5 @@
 """Speed of a game's rules, without any model."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from random import Random

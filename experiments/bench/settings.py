@@ -1,7 +1,5 @@
 """Settings of the benchmark."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 
 from marl.common.errors import UserError

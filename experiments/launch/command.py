@@ -8,8 +8,6 @@ of a cluster (`hydra/launcher=submitit_slurm`). Exit status: 0 all well, 1 a job
 line, 130 interrupted. `HYDRA_FULL_ERROR=1` shows all tracebacks.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """Checks a command line before anything runs: every job of a sweep."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """The terminal while things run: a progress bar, and lines that stay."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

@@ -1,7 +1,5 @@
 """The names of arms, and what is trained under them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from omegaconf import DictConfig

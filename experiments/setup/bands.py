@@ -1,7 +1,5 @@
 """Bands: what healthy runs of a shipped experiment look like, `experiments/results/expected/NAME.csv.gz`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Makes dataclasses of plain settings, with every value checked against its annotation."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import types

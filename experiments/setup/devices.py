@@ -1,7 +1,5 @@
 """Devices, threads and determinism."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import re

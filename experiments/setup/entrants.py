@@ -1,7 +1,5 @@
 """Finds the players that a command names."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

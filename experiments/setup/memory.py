@@ -1,7 +1,5 @@
 """Lowers `concurrency` to the games whose caches fit into memory beside the models."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import replace

@@ -5,8 +5,6 @@ folder of `experiments.studies.intents` with `+cicero` talks with a plan, too (m
 `experiments.lookahead`, as runs/lookahead/STUDY/piKL-s0, plays `pure` Diplomacy (experiments/setup/lookahead.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path

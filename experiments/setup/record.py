@@ -20,14 +20,7 @@ from marl.common.errors import UserError
 from marl.common.files import read_bytes
 from marl.metrics.stats import Metrics
 from marl.model.policy import Policy
-from marl.storage.checkpoint import (
-    WAY_ON,
-    copy_folder,
-    folder_digest,
-    policy_digest,
-    read_state,
-    verify_folder,
-)
+from marl.storage.checkpoint import WAY_ON, copy_folder, folder_digest, policy_digest, read_state, verify_folder
 from marl.storage.folder import CARD, REFERENCE, differences, git_commit, nearest_run, run_card
 from marl.storage.tracking import METRICS_FILE, TIMING_FILE, read_metrics
 

@@ -1,7 +1,5 @@
 """Selects finished runs, and lists them in a published table's `cards.jsonl`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

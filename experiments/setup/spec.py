@@ -7,8 +7,6 @@ and by the command line (`algo.anneal_lr` lets it fall over the iterations: marl
 Whatever depends on this machine (devices, memory, files of other runs) is checked later, by whoever reads it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The policies that a run went through: where it began, the checkpoints that it kept, and its end."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

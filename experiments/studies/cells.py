@@ -1,7 +1,5 @@
 """Cells of a study: each is computed once and kept in a file, and several processes share the work."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence

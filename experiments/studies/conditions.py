@@ -14,8 +14,6 @@ runs' cards as well. With `talk` messages are measured as experiments.talk does.
 data=FOLDER/NAME_per_seed.csv.gz` makes all of it again, without the runs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Tables and figure of a study's conditions."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
@@ -26,7 +24,7 @@ from marl.metrics.tables import (
     write_table,
 )
 from marl.metrics.wording import COMPARISONS, REFERENCES, WORDING
-from marl.report.figures import HALF, PAPER, PERCENT, arm_colours, label_lines, save_figure, style_axes
+from marl.report.figures import HALF, PERCENT, label_lines, paper_colours, save_figure, style_axes
 
 Point = tuple[str, str]  # arm, condition
 PER_SEED = {"arm": str, "seed": int, "condition": str, "metric": str}  # keys of NAME_per_seed.csv.gz
@@ -132,14 +130,14 @@ def draw(
     """One metric of each arm under each condition, with a line along the points of one setting. Bars are intervals, or
     join two seeds, whose interval would fill the panel. Open markers are the published figures."""
     arms = list(dict.fromkeys(row.arm for of_condition in rows.values() for row in of_condition))
-    colours = {arm: PAPER[i] for arm, i in arm_colours(arms).items()}
+    colours = paper_colours(arms)
     groups, words = panels(list(rows)), WORDING[metric]
     figure = Figure(figsize=(max(HALF, 1.7 * len(groups)), 2.9), layout="constrained")
     widths = [len(group) + 0.5 for group in groups.values()]
     subplots = figure.subplots(1, len(groups), squeeze=False, sharey=True, gridspec_kw={"width_ratios": widths})[0]
     ends: dict[str, float] = {}
     for axes, (name, group) in zip(subplots, groups.items(), strict=True):
-        style_axes(axes, ink="#222222", muted="#555555", grid="#dddddd")
+        style_axes(axes)
         for i, arm in enumerate(arms):
             colour, places = colours[arm], []
             for place, condition in enumerate(group):

@@ -13,8 +13,6 @@ Intervals: 95 %, over game seeds; they say nothing of other training seeds. `dat
 figure again, without any game.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import combinations_with_replacement, product

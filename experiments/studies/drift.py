@@ -12,8 +12,6 @@ at least; intervals as in experiments.studies.iterations) and `drift.svg`. `data
 again, without the runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +50,7 @@ from marl.metrics.tables import format_table, read_figures
 from marl.metrics.talk import talk_metrics
 from marl.metrics.wording import WORDING
 from marl.pretraining.corpus import data_files, recorded
-from marl.report.figures import PAPER, arm_colours, save_figure
+from marl.report.figures import paper_colours, save_figure
 from marl.rollout.cast import learners_of
 from marl.rollout.games import env_maker, file_digests
 from marl.rollout.rollout import everyone, rollout
@@ -258,7 +256,7 @@ def draw(arms: Mapping[tuple[float, str], Mapping[int, Mapping[int, Metrics]]], 
         ("talk/inverted", False, "inverted proposals,\nof those that could be"),
     )
     objectives = sorted({objective for objective, _ in arms}, reverse=True)
-    colours = {arm: PAPER[i] for arm, i in arm_colours(sorted({arm for _, arm in arms})).items()}
+    colours = paper_colours(sorted({arm for _, arm in arms}))
     figure = Figure(figsize=(11, 2.8 * len(objectives) + 0.6), layout="constrained")
     subplots = figure.subplots(len(objectives), len(panels), squeeze=False)
     handles: dict[str, Any] = {}

@@ -12,8 +12,6 @@ is compared, not their mean) times the seeds' standard deviation, pooled over th
 band are inside it whatever the margin.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence

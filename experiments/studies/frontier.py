@@ -12,8 +12,6 @@ each lambda's score in it is exact, the mean over the claims that it may draw. I
 (both players' proposals in one are no two draws) by the bootstrap; of several training seeds, Student's t over seeds.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -49,14 +47,14 @@ from marl.learning.config import UpdateConfig
 from marl.learning.forward import forward
 from marl.learning.micro_batches import micro_batches
 from marl.losses import Outputs
-from marl.metrics.stats import Interval, Metrics, bootstrap_mean
-from marl.metrics.tables import ArmRun, TableRow, ablation_table, format_table, read_table, write_table
+from marl.metrics.stats import Interval, bootstrap_mean
+from marl.metrics.tables import ArmRun, TableRow, ablation_table, figures_by_arm, format_table, read_table, write_table
 from marl.model.policy import Policy
 from marl.planning.pikl import Floats
 from marl.planning.planner import SLOTS, Decision, PlannerConfig, Reader, planning_agent, proposal, respond, weigh
 from marl.pretraining.base import base_policy
 from marl.pretraining.corpus import human_row
-from marl.report.figures import HALF, PAPER, arm_colours, save_figure, style_axes
+from marl.report.figures import HALF, paper_colours, save_figure, style_axes
 from marl.rollout.cast import turn_about
 from marl.rollout.games import env_maker, file_digests, scripted
 from marl.rollout.rollout import rollout
@@ -167,10 +165,7 @@ def main(cfg: DictConfig) -> None:
         write_table(workspace.out / f"differences{suffix}.csv", pairs)
         draw(rows, cfg.opponents, workspace.out / f"figure{suffix}.svg")
         say(f"\nobjective {objective:g}")
-        columns: dict[str, Metrics] = {}
-        for row in rows:
-            columns.setdefault(row.arm, {})[row.metric] = row.interval
-        say(format_table(columns))
+        say(format_table(figures_by_arm(rows)))
     run_card(workspace.cells, digest({"cells": [cell.file for cell in table]}), cfg.seed, arm="frontier",
              base=folder.name, base_digest=anchor.made_of, compared=[e.folder.name for e in entrants[1:]])  # fmt: skip
     add_cards([{**card_line(read_json(workspace.cells / CARD)), "run": cfg.name}], workspace.out)
@@ -469,15 +464,15 @@ def draw(rows: Sequence[TableRow], opponents: Sequence[str], path: Path) -> None
     for arm in dict.fromkeys(row.arm for row in rows if row.arm != ANCHOR):
         name, strength = line_of(arm)
         lines.setdefault((name, arm.startswith("run_")), []).append((strength or 0.0, arm))
-    colours = arm_colours(list(dict.fromkeys(name for name, _ in lines)))
+    colours = paper_colours(list(dict.fromkeys(name for name, _ in lines)))
     figure = Figure(figsize=(HALF, 3.3), layout="constrained")
     for axes, opponent in zip(figure.subplots(1, len(opponents), squeeze=False)[0], opponents, strict=True):
-        style_axes(axes, ink="#222222", muted="#555555", grid="#dddddd")
+        style_axes(axes)
         metric = f"game/score/v_{opponent}"
         for (name, trained), points in lines.items():
             arms = [arm for _, arm in sorted(points)] + ([] if trained else [ANCHOR])
             places = [(of[arm, "human/log_loss"].mean, of[arm, metric].mean) for arm in arms]
-            colour, style = PAPER[colours[name]], "^:" if trained else "o-"
+            colour, style = colours[name], "^:" if trained else "o-"
             axes.plot(*zip(*places, strict=True), style, color=colour, linewidth=1, markersize=4)
             axes.annotate(name, max(places, key=lambda place: place[1]), (3, 5), fontsize=9, color=colour,
                           textcoords="offset points")  # fmt: skip

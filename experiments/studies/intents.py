@@ -12,8 +12,6 @@ Writes `table.csv`, `figure.svg`, `cards.jsonl` (a line a seed), `control.csv` (
 `correspondence.csv` (the tested messages, to be read by hand).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -46,7 +44,7 @@ from marl.intents.streams import ARMS, Intent
 from marl.intents.training import MIXED, action_model, annotated, dialogue_model, unvaried
 from marl.metrics.drift import likelihood, retold
 from marl.metrics.stats import Interval, Metrics, bootstrap_mean, bootstrap_ratio, rate, seed_mean
-from marl.metrics.tables import TableRow, format_table, write_csv, write_table
+from marl.metrics.tables import TableRow, figures_by_arm, format_table, write_csv, write_table
 from marl.metrics.wording import bounds
 from marl.model.policy import Policy
 from marl.report.figures import HALF, PAPER, save_figure, style_axes
@@ -112,8 +110,8 @@ def main(cfg: DictConfig) -> None:
         rows = [table_row(*key, each) for key, each in found.items()]  # after each seed: it may be the last one today
         write_table(place.out / "table.csv", rows)
         draw(rows, place.out / "figure.svg")
-    for arm in dict.fromkeys(row.arm for row in rows):
-        say(f"\n{arm}\n" + format_table({arm: {row.metric: row.interval for row in rows if row.arm == arm}}))
+    for arm, of_arm in figures_by_arm(rows).items():
+        say(f"\n{arm}\n" + format_table({arm: of_arm}))
     say(f"\ntables and figure: {place.out}")
 
 
@@ -492,7 +490,7 @@ def draw(rows: Sequence[TableRow], path: Path) -> None:
         axes.set_yticks(range(len(own)), names)
         axes.invert_yaxis()
         axes.set_title(title, loc="left", fontsize=10)
-        style_axes(axes, ink="#222222", muted="#555555", grid="#dddddd")
+        style_axes(axes)
     save_figure(figure, path)
 
 

@@ -26,8 +26,6 @@ Under objective -1 both scores add up to nothing, so all of this is of points. H
 recorded: correlations are of means alone, and standard errors are the largest that points with this mean can have.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import astuple, dataclass, replace
@@ -48,10 +46,10 @@ from experiments.studies.lines import check_complete, write_intervals
 from marl.common.errors import UserError, check_writable
 from marl.common.files import reading, stem
 from marl.metrics.compute import PASSES
-from marl.metrics.stats import Interval, Metrics, seed_mean, wilson
+from marl.metrics.stats import Interval, Metrics, Z, seed_mean, wilson
 from marl.metrics.tables import TableRow, format_table, read_csv, write_csv, write_table
 from marl.metrics.wording import WORDING, bounds
-from marl.report.figures import HALF, PAPER, arm_colours, label_lines, save_figure, style_axes
+from marl.report.figures import HALF, label_lines, paper_colours, save_figure, style_axes
 from marl.report.page import read_run
 from marl.report.runs import TRAINED, Run
 
@@ -69,7 +67,6 @@ EQUAL = {"trained": "at_equal_games", "passes": "at_equal_compute"}  # at the sa
 AXES = {"iteration": "iteration", "trained": "training games", "passes": "thousand token passes"}
 COMPETITIVE = -1  # both scores add up to 0, so that self-play is measured in points
 CEILING = "game/score_ceiling"  # the best possible score
-Z = 1.959964  # of a 95 % interval
 
 
 @dataclass(frozen=True)
@@ -409,14 +406,14 @@ def draw(
     arms, others = sorted({arm for _, arm in curves}), list(dict.fromkeys(p.arm for p in published))
     lengths = {at["trained"] / i for seeds in curves.values() for c in seeds.values() for i, at in c.items() if i}
     axis = over or ("iteration" if len(lengths) < 2 else "trained")
-    colours = {arm: PAPER[i] for arm, i in arm_colours(arms).items()}
+    colours = paper_colours(arms)
     figure = Figure(figsize=(HALF, 2.3 * len(objectives) + 0.4), layout="constrained")
     subplots = figure.subplots(len(objectives), len(PANELS), squeeze=False)
     legend: dict[str, Any] = {}
     for objective, row in zip(objectives, subplots, strict=True):
         own = {arm: curves[objective, arm] for arm in arms if (objective, arm) in curves}
         for axes, panel in zip(row, PANELS, strict=True):
-            style_axes(axes, ink="#222222", muted="#555555", grid="#dddddd")
+            style_axes(axes)
             metric = measure_of(objective) if panel == "game/score" else panel
             end, ends = 0.0, dict[str, float]()
             for arm, seeds in own.items():

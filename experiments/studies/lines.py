@@ -1,7 +1,5 @@
 """Csv files that a study publishes, and reads again to tabulate and draw."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any

@@ -7,8 +7,6 @@ out: what the two runs of a seed share (a base, the evaluation's games), which l
 rates.
 """
 
-from __future__ import annotations
-
 from omegaconf import DictConfig, ListConfig
 
 from experiments.launch.command import command

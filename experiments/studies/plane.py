@@ -6,8 +6,6 @@ of what the scripted order in games of their own, which nobody learned from. Poi
 temperaments and positions. Part of `python -m experiments.lookahead`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Diplomacy as its player sees it: power, result and a picture of the board, from the player's own observations."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ Pages hand it what a person does (`open`, `say`, `stop`) and read what a person 
 before it counts, so that a restart plays the games again up to where they were.
 """
 
-from __future__ import annotations
-
 import queue
 import sqlite3
 import threading

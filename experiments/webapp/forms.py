@@ -1,7 +1,5 @@
 """Shared parts of pages: reading forms, waiting for the engine, and answers that are no pages."""
 
-from __future__ import annotations
-
 import asyncio
 from concurrent.futures import Future
 from typing import Any

@@ -4,8 +4,6 @@ A model is loaded when first played. `RUN@N` is a run after N iterations, `RUN+p
 `FOLDER+cicero` talks with a plan.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress

@@ -1,7 +1,5 @@
 """The pages, and what guards them: every request passes `Site.page`, every text is escaped by the templates."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
@@ -391,15 +389,14 @@ class Site:
         rows = await run_in_threadpool(lambda: [runs_page.row_of(f) for f in runs_page.folders(self.runs)])
         return self.html("runs.html", rows=rows)
 
-    async def run(self, request: Request, person: str) -> Response:
+    async def run(self, request: Request, person: str, template: str = "run.html") -> Response:
         folder = await run_in_threadpool(runs_page.find_run, self.runs, request.path_params["run"])
         row, panels = await run_in_threadpool(lambda: (runs_page.row_of(folder), runs_page.curves(folder)))
-        return self.html("run.html", row=row, panels=panels, width=runs_page.WIDTH, height=runs_page.HEIGHT)
+        return self.html(template, row=row, panels=panels, width=runs_page.WIDTH, height=runs_page.HEIGHT)
 
     async def curves(self, request: Request, person: str) -> Response:
-        folder = await run_in_threadpool(runs_page.find_run, self.runs, request.path_params["run"])
-        row, panels = await run_in_threadpool(lambda: (runs_page.row_of(folder), runs_page.curves(folder)))
-        return self.html("curves.html", row=row, panels=panels, width=runs_page.WIDTH, height=runs_page.HEIGHT)
+        """The curves alone, for the script."""
+        return await self.run(request, person, "curves.html")
 
     async def report(self, request: Request, person: str) -> Response:
         folder = await run_in_threadpool(runs_page.find_run, self.runs, request.path_params["run"])

@@ -1,7 +1,5 @@
 """The queue of people who wait for a place in a game."""
 
-from __future__ import annotations
-
 import time
 
 from marl.common.errors import UserError

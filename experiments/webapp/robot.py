@@ -3,8 +3,6 @@
 It knows nothing but what the server sends to a browser. What it plays is marked as simulated by the server.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -3,8 +3,6 @@
 A person is known by its session to the server, and by a random code to everybody else.
 """
 
-from __future__ import annotations
-
 import secrets
 import threading
 import time

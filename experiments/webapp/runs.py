@@ -1,7 +1,5 @@
 """Runs for the page: a table with their state and headline, and curves that grow while a run trains."""
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 A session is a random name. Neither addresses nor names of browsers are kept.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import secrets

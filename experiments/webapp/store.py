@@ -1,7 +1,5 @@
 """Games of the web page in SQLite: who plays what, and every reply, so that a restart goes on where it stopped."""
 
-from __future__ import annotations
-
 import json
 import secrets
 import sqlite3
@@ -28,8 +26,6 @@ CREATE TABLE replies (
     game TEXT NOT NULL, clock INTEGER NOT NULL, seat TEXT NOT NULL, reply TEXT NOT NULL, seconds REAL,
     PRIMARY KEY (game, clock, seat));
 CREATE INDEX games_by_person ON games (person, opened);
-"""
-SINCE_2 = """
 CREATE TABLE results (game TEXT PRIMARY KEY, result TEXT NOT NULL);
 CREATE TABLE studies (name TEXT NOT NULL, version INTEGER NOT NULL, spec TEXT NOT NULL, PRIMARY KEY (name, version));
 CREATE TABLE people (
@@ -73,11 +69,9 @@ class Store:
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             found = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if found in (0, 1):
-                new = f"{TABLES if found == 0 else ''} {SINCE_2}"
-                self._db.executescript(f"BEGIN; {new} PRAGMA user_version = {VERSION}; COMMIT;")
-            else:
-                check_version(found, path, "give another out")
+            if found == 0:
+                self._db.executescript(f"BEGIN; {TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
+            check_version(found or VERSION, path)
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten
         except sqlite3.DatabaseError as error:
@@ -165,11 +159,13 @@ class Store:
         return found, seconds
 
 
-def check_version(found: int, path: Path, otherwise: str) -> None:
-    """Raises UserError for tables of another version. `otherwise`: what to do instead of fetching their code."""
+def check_version(found: int, path: Path) -> None:
+    """Raises UserError for tables of another version."""
     if found != VERSION:
-        told = f"{path}: its tables have version {found}, expected {VERSION}"
-        raise UserError(f"{told}. Use the code that wrote them, or {otherwise}.")
+        raise UserError(
+            f"{path}: its tables have version {found}, expected {VERSION}. Use the code that wrote them, or name "
+            "another folder."
+        )
 
 
 def _tuples(value: Any) -> Any:

@@ -3,8 +3,6 @@
 `conf/study_page/dond_humans.yaml` explains each entry.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -4,8 +4,6 @@ Where a study is served, there are no other pages: whoever takes part sees neith
 games.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A game as its player sees it, made for the page from the player's own observations and from nothing else."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from typing import Any

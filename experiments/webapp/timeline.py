@@ -1,7 +1,5 @@
 """The moments of a recorded game, for the page's slider: where everybody is, who saw what, and what each believes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Recorded games of all runs, for the page that lists them and the page of one."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ An `Agent` plays any number of seats in any number of games at once. A `Player` 
 `TextAgent` (text.py) makes an agent of players.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol

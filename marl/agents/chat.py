@@ -7,8 +7,6 @@ never shown or kept; the key and other secrets are struck out of answers. An end
 followed, and at most `LONGEST_BODY` bytes are read. Left out: streamed answers, tools, prices.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json
@@ -111,8 +109,6 @@ class ChatConfig:
 
 
 # --- The file of answers ----------------------------------------------------------------------------------------------
-
-
 class Answers:
     """A file of answers by request, one line of JSON each.
 
@@ -181,8 +177,6 @@ def digest(request: Mapping[str, Any]) -> str:
 
 
 # --- Requests ---------------------------------------------------------------------------------------------------------
-
-
 class Endpoint:
     """One endpoint and its budget. `ask` never raises for anything that an endpoint does."""
 
@@ -283,8 +277,6 @@ async def _body(response: httpx2.Response) -> bytes:
 
 
 # --- Seats ------------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class _Seat:
     """One seat: its chat so far, and the reply that is owed."""

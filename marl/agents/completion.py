@@ -1,7 +1,5 @@
 """Reads chat completions: words, thoughts, tokens, or why there is no answer. Never raises. chat.py sends requests."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

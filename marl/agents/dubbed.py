@@ -1,7 +1,5 @@
 """Agents that act with one player's mind and speak with another's words."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from envs.core import END, TurnKind

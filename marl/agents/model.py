@@ -1,7 +1,5 @@
 """Language models as agents: one cache slot a seat, one forward pass for all seats that are ready."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

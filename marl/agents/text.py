@@ -1,7 +1,5 @@
 """Agents that read and write plain text, as scripted players do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 

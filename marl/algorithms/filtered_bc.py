@@ -4,8 +4,6 @@ Each seat of a game is a record: its dialogue and its reward. The losses see the
 replies and their corrections.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any

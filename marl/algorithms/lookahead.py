@@ -7,8 +7,6 @@ Sources: Bakhtin et al. 2021, 2022. Left out: double oracle for what is never pr
 uniformly), rewards before the end of a game, and discounting, since scores sum to 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path

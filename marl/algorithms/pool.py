@@ -4,8 +4,6 @@ A learner that only meets the latest opponent forgets how to play against the ea
 processes, and past selves in evaluation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -6,8 +6,6 @@ listening, ...). `training.py` has what the loops share: drawing games, seeds, l
 the base comes from, evaluation, checkpoints.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -8,8 +8,6 @@ Left out, of the published algorithm: a value for what follows a plan, proposals
 exploration.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 

@@ -4,8 +4,6 @@ Ranks share games and collect all episodes, so that each computes the same batch
 a minibatch's rows, and gradients are summed: the number of ranks changes results by rounding only.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator, Sequence

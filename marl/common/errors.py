@@ -1,7 +1,5 @@
 """Errors about bad input, and checks of settings that several commands share."""
 
-from __future__ import annotations
-
 import difflib
 import sys
 import tempfile

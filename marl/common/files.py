@@ -4,8 +4,6 @@ A failed write leaves the old file as it is. A run's folder may come from anybod
 limited size, from plain files, without references to the environment or to code. Every fault becomes a UserError.
 """
 
-from __future__ import annotations
-
 import csv
 import errno
 import gzip

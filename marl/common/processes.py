@@ -1,7 +1,5 @@
 """Processes that another one started."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

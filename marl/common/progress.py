@@ -1,7 +1,5 @@
 """Progress of a loop, as it is shown."""
 
-from __future__ import annotations
-
 
 class Progress:
     """Receives a loop's progress; does nothing by default."""

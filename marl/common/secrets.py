@@ -4,8 +4,6 @@ A setting counts as secret by its name, at any depth (keys, access tokens, passw
 if it holds a known secret. Left out: secrets under other names.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -5,8 +5,6 @@ any length. A model that keeps something else reads whole streams at each call, 
 Left out: text, games, and when to read (marl/agents/model.py).
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Several decode steps without waiting for the host; on a GPU each step is a CUDA graph."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

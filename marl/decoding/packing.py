@@ -1,7 +1,5 @@
 """Groups rows of different lengths into padded passes: padding is lost work, and so is every further pass."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 PASS = 256  # padded tokens that a further pass may save before it pays, measured on a CPU

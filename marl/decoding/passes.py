@@ -1,7 +1,5 @@
 """Forward passes over new tokens of many streams, padded on the right to one length."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Facts about a model that are found by trying it: the size of a slot, and whether reading in pieces is right."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Random draws: one token for each row, from a generator of its own."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

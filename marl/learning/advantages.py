@@ -4,8 +4,6 @@ gae: Schulman et al. 2016, delta_u = r_u + gamma V_{u+1} - V_u; A_u = sum_k (gam
 turns are the time steps; a message is one of them, however many tokens it has, so nothing is discounted inside it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 

@@ -6,8 +6,6 @@ and which replies imitation may learn from. `advantages.py` says what they are w
 them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 

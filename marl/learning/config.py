@@ -1,7 +1,5 @@
 """Settings of an update."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from marl.common.errors import UserError

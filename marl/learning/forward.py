@@ -1,7 +1,5 @@
 """The forward pass that the losses read: log-probabilities, values and beliefs of a batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -16,11 +14,7 @@ from marl.types import Kind, TokenBatch
 
 
 def forward(
-    policy: Policy,
-    batch: TokenBatch,
-    temperature: float,
-    reads: Mapping[str, bool],
-    reference: Policy | None = None,
+    policy: Policy, batch: TokenBatch, temperature: float, reads: Mapping[str, bool], reference: Policy | None = None
 ) -> Outputs:
     """Reads a batch once. `reads` maps each needed part of the outputs (`losses.READS`) to whether it is trained.
 

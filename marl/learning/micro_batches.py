@@ -1,7 +1,5 @@
 """Cuts minibatches into forward passes that fit into memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

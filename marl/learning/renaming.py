@@ -4,8 +4,6 @@ What is learned from the truth, not from samples, may be learned from renamed ro
 the rows themselves are soon known by heart. Lists of names are in the palette's order, which is kept.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

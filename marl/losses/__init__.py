@@ -4,8 +4,6 @@
 is one file, anywhere on Python's path, and one line of configuration.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Claim loss: cross-entropy on what a reply decides (tag, end, a proposal's items), not on a message's words."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

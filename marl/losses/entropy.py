@@ -1,7 +1,5 @@
 """Entropy loss: negative entropy of the sampled distribution, so that a positive weight keeps it broad."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Imitation loss: cross-entropy on the replies that a filter kept (`algorithms/filtered_bc.py`)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -6,8 +6,6 @@ reference) itself, summed over the vocabulary: it also holds for replies that ar
 games, plans), and costs a pass of the reference in each pass of the policy.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

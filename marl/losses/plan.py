@@ -6,8 +6,6 @@ sum over a claim's tokens has the expectation of the term for whole claims, if t
 that the term averages over: the plan for `cross_entropy` (algo=pikl), the policy for `kl` (algo=ppo).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """Policy loss: PPO's clipped surrogate (Schulman et al. 2017, eq. 7), per token."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

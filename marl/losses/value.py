@@ -1,7 +1,5 @@
 """Value loss: squared error of the critic at every decision."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """World-model loss: cross-entropy on what the agent reads."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Replays games of Among Us from their replies: rooms, deaths, votes, messages, and who saw a kill."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Beliefs: accuracy, log-loss and Brier score, over all answers and by message; change across a message."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence

@@ -4,8 +4,6 @@ Claims are read by the grammars of the scripted players, which tell little of fr
 much of it they leave out. What a message suggests without claiming it is left out. lies.py reads a model's mind.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

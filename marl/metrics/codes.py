@@ -6,8 +6,6 @@ an imposter that honestly says other things is told apart, too. So compare with 
 crew makes of its own forms, and strangers do not, is private (`heard`).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 A token pass is one token put through the model once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Metrics of Diplomacy: scores, centres and solos, by player where several met."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Distance of agents' language from people's in Deal or No Deal: likelihoods both ways, and whether words are kept."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

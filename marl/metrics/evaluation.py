@@ -1,7 +1,5 @@
 """Metrics of finished games with 95 % intervals over games. A metric without an observation is absent."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Metrics of each game: scores, deals, wins, votes, naming."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Collection, Sequence

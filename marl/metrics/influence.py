@@ -14,8 +14,6 @@ beyond what its author would have done otherwise. In Among Us the same of listen
 drawn: after the other message all say what they said then, up to the vote. Left out: votes beside `resampled`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product

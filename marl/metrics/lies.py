@@ -4,8 +4,6 @@ A probe that does no better than one that reads the message's form alone (`talk/
 which sentences are often false. False is what the log refutes, meant or not.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -104,15 +102,15 @@ def message_states(policies: Mapping[str, Policy], messages: Sequence[tuple[Epis
     return np.array([np.pad(found[i], (0, width - len(found[i]))) for i in range(len(messages))])
 
 
-def held_out_scores(features: Floats, labels: np.ndarray, games: np.ndarray, folds: int = FOLDS) -> Floats:
+def held_out_scores(features: Floats, labels: np.ndarray, games: np.ndarray) -> Floats:
     """Scores (n,) of ridge regression on features (n, D), each fitted on the other folds of whole games.
 
     Features have unit variance and the penalty is D: what is best if about half of the labels' variance is linear in
     them. A fold whose others lack a label scores 0.
     """
-    fold = np.unique(games, return_inverse=True)[1] % folds
+    fold = np.unique(games, return_inverse=True)[1] % FOLDS
     scores = np.zeros(len(labels))
-    for number in range(folds):
+    for number in range(FOLDS):
         train, test = fold != number, fold == number
         if not test.any() or len(set(labels[train])) < 2:
             continue

@@ -10,8 +10,6 @@ that is the change of its log belief in K, in the mean over crewmates; it has ev
 what crewmates know together. Exchanged names may stand out of order in lists.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np

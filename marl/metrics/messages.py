@@ -1,7 +1,5 @@
 """All measures of messages together: what they gave away, did and were worth, and whether they were true."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,11 +20,7 @@ from marl.types import Episode
 
 
 def message_metrics(
-    episodes: Sequence[Episode],
-    env: Mapping[str, Any],
-    agents: Mapping[str, Agent],
-    measured: set[str],
-    draws: int,
+    episodes: Sequence[Episode], env: Mapping[str, Any], agents: Mapping[str, Agent], measured: set[str], draws: int
 ) -> tuple[Metrics, list[Episode], list[Effect]]:
     """Measures these players' messages in every way that the game has.
 

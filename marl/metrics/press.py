@@ -4,8 +4,6 @@ A message is understood as scripted players understand it (`agents/scripted/dipl
 author will move ("please support PAR to BER"), an offer what it will support. Other messages count as such alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from itertools import groupby
 

@@ -1,7 +1,5 @@
 """Ratings of a population by Bradley and Terry's model, with teams. Left out: ratings that change over time."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

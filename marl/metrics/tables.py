@@ -1,7 +1,5 @@
 """Tables of runs: arms over seeds, paired differences and ratios of arms, csv files, text tables."""
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

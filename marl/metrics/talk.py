@@ -1,7 +1,5 @@
 """Amount and variety of talk, in white-space words, with intervals over games."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Collection, Sequence

@@ -1,7 +1,5 @@
 """Figures logged in every training iteration: plain means over its episodes, and speed. And the progress interface."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Names and order of metrics, arms and endings in tables and reports. Labels of metrics are in wording.csv."""
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Iterable

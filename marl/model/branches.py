@@ -7,8 +7,6 @@ question.
 Left out: the cache (marl/decoding), and recurrent layers, which have a state in the place of what they have seen.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

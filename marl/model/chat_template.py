@@ -3,8 +3,6 @@
 Left out: tokens. tokens.py writes a stream turn by turn from the marks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product, takewhile

@@ -1,7 +1,5 @@
 """Optimisers that a configuration can name: those of torch, and Muon with AdamW."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Networks for lookahead: what positions are worth to whom, and which orders to consider."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from numpy.typing import NDArray

@@ -1,7 +1,5 @@
 """A causal language model of `transformers` with a value head. Left out: caches (marl/decoding) and losses."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

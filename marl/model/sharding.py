@@ -4,8 +4,6 @@ Ranks play games of different lengths, so outside of updates every rank holds th
 weights of the policy and its reference. Left out: a sharded reference, and weights that don't fit one device.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ A reply's ids are kept as sampled; only what an agent reads is encoded, as plain
 Left out: models, sampling, masks.
 """
 
-from __future__ import annotations
-
 import re
 import string
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """A small untrained model with a vocabulary of whole words, for toy games."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The base model, trained once on dialogues of scripted players or people and cached by a hash of all that made it."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Settings of a model and of its base."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any

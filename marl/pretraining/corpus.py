@@ -1,7 +1,5 @@
 """The base's training data: scripted and human games as rows of tokens."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from collections import Counter

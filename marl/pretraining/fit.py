@@ -1,7 +1,5 @@
 """Supervised training of a base, one lesson after the other."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence

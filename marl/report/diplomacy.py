@@ -5,8 +5,6 @@ A transcript holds what was said and chosen; here the game is played again from 
 turns alone.
 """
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Figures of a report (inline SVG in the page's colours) and of a published table (a file)."""
 
-from __future__ import annotations
-
 import io
 import math
 import re
@@ -49,6 +47,11 @@ def arm_colours(arms: Sequence[str]) -> dict[str, int]:
     left = [i for i in (1, 2, 3, 4, 5, 6, 7, 0) if i not in named.values()] or list(range(len(PAPER)))
     others = [arm for arm in dict.fromkeys(arms) if arm not in named]
     return named | {arm: left[i % len(left)] for i, arm in enumerate(others)}
+
+
+def paper_colours(arms: Sequence[str]) -> dict[str, str]:
+    """Gives each arm its colour on paper."""
+    return {arm: PAPER[i] for arm, i in arm_colours(arms).items()}
 
 
 def profile_panel(arms: Sequence[ArmRun], metrics: Sequence[str], colours: Mapping[str, int]) -> dict[str, Any] | None:
@@ -110,11 +113,12 @@ def new_panel() -> tuple[Figure, Axes]:
     """A small plot in the page's colours."""
     figure = Figure(figsize=(4.0, 2.5))
     axes = figure.add_axes((0.13, 0.19, 0.85, 0.77))  # fits all panels, so none is laid out twice
-    style_axes(axes)
+    style_axes(axes, INK, MUTED, GRID)
     return figure, axes
 
 
-def style_axes(axes: Axes, ink: str = INK, muted: str = MUTED, grid: str = GRID) -> None:
+def style_axes(axes: Axes, ink: str = "#222222", muted: str = "#555555", grid: str = "#dddddd") -> None:
+    """Draws quiet axes, in colours for paper."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(grid)
     axes.tick_params(colors=muted, labelsize=9, length=0)
@@ -360,12 +364,12 @@ def ablation_figure(
     that metric in evaluation games, or in those of training where none were played in between.
     """
     arms = list(dict.fromkeys(row.arm for row in rows))
-    colours = {arm: PAPER[i] for arm, i in arm_colours(arms).items()}
+    colours = paper_colours(arms)
     figure = Figure(figsize=(HALF, max(0.36 * len(arms) + 1.0, 2.5 if curve else 0)), layout="constrained")
     panels = figure.subplots(1, len(metrics) + bool(curve), squeeze=False)[0]
     letters = min(40, 72 // len(panels))  # of a line under a panel
     for i, (axes, metric) in enumerate(zip(panels, metrics, strict=False)):
-        style_axes(axes, ink="#222222", muted="#555555", grid="#dddddd")
+        style_axes(axes)
         axes.grid(axis="y", visible=False)
         axes.grid(axis="x", color="#dddddd", linewidth=0.7)
         for row in rows:
@@ -391,7 +395,7 @@ def ablation_figure(
             axes.set_xlim(max(left, -0.02), min(right, 1.02))
     if curve:
         axes, scale, ends = panels[-1], by_games(runs), dict[str, float]()
-        style_axes(axes, ink="#222222", muted="#555555", grid="#dddddd")
+        style_axes(axes)
         phase = (
             "eval" if any(row["phase"] == "eval" and curve in row for run in runs for row in run.curves) else "train"
         )

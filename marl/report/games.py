@@ -1,7 +1,5 @@
 """The recorded games of a report: which are shown, and the commonest forms of messages."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,16 +9,7 @@ from marl.metrics.among_us import template
 from marl.metrics.wording import ARM_ORDER
 from marl.report.diplomacy import shown_view
 from marl.report.runs import MEASURED, TRAINED, Run, arm_label, base_names
-from marl.report.views import (
-    Transcript,
-    View,
-    is_among_us,
-    learned,
-    mentions,
-    outcome_text,
-    printable,
-    said,
-)
+from marl.report.views import Transcript, View, is_among_us, learned, mentions, outcome_text, printable, said
 
 MESSAGE_COLUMNS = ("game", "outcome", "step", "speaker", "role", "player", "says", "belief before", "belief after",
                    "belief moved", "reward")  # fmt: skip

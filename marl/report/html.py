@@ -1,7 +1,5 @@
 """The templates of pages, and one game as a page of its own for notebooks. All text is escaped."""
 
-from __future__ import annotations
-
 from html import escape
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The page is templates/report.html. It is self-contained, the template engine esc
 browser is told to run no script but templates/report.js, which filters games. All is readable without scripts.
 """
 
-from __future__ import annotations
-
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from hashlib import sha256

@@ -1,7 +1,5 @@
 """The lambda plane as a figure and as text, from a table whose arms are `player population agent`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

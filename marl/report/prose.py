@@ -1,7 +1,5 @@
 """Sentences of a report: setting, findings, comparisons of arms."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reads runs for a report: settings, curves, evaluations, transcripts; and names their arms and bases."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

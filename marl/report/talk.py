@@ -1,7 +1,5 @@
 """One page on all measures of talk: sentences, a figure and a table."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes

@@ -1,7 +1,5 @@
 """Transcripts: episodes as JSON lines, for people to read. Training data never comes from one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from enum import Enum

@@ -1,7 +1,5 @@
 """Views of a transcript for readers: each message with what it changed, as plain data and as text."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence

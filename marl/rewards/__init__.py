@@ -1,7 +1,5 @@
 """Rewards: what a finished episode pays for each turn, without gradients. One small file each: `(Episode) -> (U,)`."""
 
-from __future__ import annotations
-
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The game's own reward, credited to each agent's latest turn at the time of payment."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -6,8 +6,6 @@ Its credit goes to the message's tokens: see `learning/advantages.py`. With `bas
 would have been, on average, after other messages of the same author in the same place.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -9,8 +9,6 @@ game of several styles has the setting and attribute `style` and the reset optio
 (`envs.core.read_styles`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 from collections.abc import Callable, Mapping

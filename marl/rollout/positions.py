@@ -1,7 +1,5 @@
 """Plays games of simultaneous orders among players of several kinds, all at once (see `planning/lookahead.py`)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol

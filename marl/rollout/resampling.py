@@ -7,8 +7,6 @@ the new tokens are read again. With `votes` the others then go on as they did, w
 what each would vote is read off its model. Left out: what the answers are worth (`rewards/speaking.py`).
 """
 
-from __future__ import annotations
-
 import copy
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

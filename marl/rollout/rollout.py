@@ -3,8 +3,6 @@
 Left out: what turns are paid (`rewards/`), which tokens are learned from (`learning/batch.py`).
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any

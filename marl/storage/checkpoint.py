@@ -1,7 +1,5 @@
 """Saves and loads policies and checkpoints: safetensors and JSON only, written in one step, verified by checksum."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -24,7 +22,7 @@ from transformers.utils import cached_file
 
 from marl.common.distributed import ONE, Ranks
 from marl.common.errors import UserError
-from marl.common.files import FAULTS, fits, read_json, sync_folder, write_text, writing
+from marl.common.files import FAULTS, fits, read_json, sync_folder, writing
 from marl.model.branches import read_questions
 from marl.model.lora import (
     SETTINGS_FILE,
@@ -65,7 +63,7 @@ STATE = {
     "metrics_lines": int,
     "inputs": dict,
     "commits": [str],
-    "made_with": (dict, [dict]),  # earlier versions noted one
+    "made_with": [dict],
     "chat": {"calls": int, "tokens": int, "replayed": int, "lost": {...: int}},
     "best": (NONE, {"iteration": NUMBER, "score": NUMBER}),
     "memory": {...: dict},
@@ -207,17 +205,14 @@ def save_policy(folder: str | Path, policy: Policy, card: Mapping[str, Any]) -> 
     write_folder(folder, write)
 
 
-def copy_folder(source: str | Path, to: str | Path, texts: Mapping[str, str] | None = None) -> None:
-    """Copies a whole folder that `write_folder` made, by hard links if possible, with other `texts` in some files."""
+def copy_folder(source: str | Path, to: str | Path) -> None:
+    """Copies a whole folder that `write_folder` made, by hard links if possible."""
     source = Path(source)
     if problem := verify_folder(source):
         raise UserError(f"{problem}. Remove the folder.")
 
     def write(new: Path) -> None:
         for name in listed(source):
-            if texts and name in texts:
-                write_text(new / name, texts[name])
-                continue
             try:
                 os.link(source / name, new / name)
             except OSError:

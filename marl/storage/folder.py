@@ -4,8 +4,6 @@ Its name follows from the configuration, so the same command finds its run again
 writes into it.
 """
 
-from __future__ import annotations
-
 import fcntl
 import glob
 import hashlib

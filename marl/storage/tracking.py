@@ -4,8 +4,6 @@ Metrics under `speed/` and `time/` go to `timing.jsonl`, so `metrics.jsonl` does
 one configuration write the same bytes. One JSON object a line: `iteration`, `phase`, then sorted metrics.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """What both games share: seeds, settings and their defaults, and seats that read different styles."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 from random import Random
@@ -22,8 +20,6 @@ both_games = pytest.mark.parametrize("game", [dond_v0, among_us_v0])
 
 
 # --- Seeds ------------------------------------------------------------------------------------------------------------
-
-
 @both_games
 def test_any_whole_number_of_at_least_0_is_a_seed(game: ModuleType) -> None:
     drawn = np.random.default_rng(0).integers(9)
@@ -50,8 +46,6 @@ def test_questions_have_different_answers_among_their_candidates() -> None:
 
 
 # --- Settings ---------------------------------------------------------------------------------------------------------
-
-
 @both_games
 @pytest.mark.parametrize("make", ["parallel_env", "env"])
 def test_signatures_show_all_settings_with_the_defaults_of_the_command_line(game: ModuleType, make: str) -> None:

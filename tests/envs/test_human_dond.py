@@ -10,16 +10,7 @@ import pytest
 from envs.dond.environment import DealOrNoDeal
 from envs.dond.rules import Context, contexts, pareto_optimal, rest
 from envs.dond_v0 import parallel_env
-from envs.human_dond import (
-    HumanEnding,
-    HumanView,
-    NotReplayable,
-    Step,
-    permuted,
-    read_split,
-    replay,
-    replay_all,
-)
+from envs.human_dond import HumanEnding, HumanView, NotReplayable, Step, permuted, read_split, replay, replay_all
 from marl.agents.scripted.dond_language import understand
 from tests.human_dialogues import CLASH, DATA, DEAL, DEAL_AS_PARTNER, ROWS, TEST, VAL, needs_data, write
 

@@ -1,7 +1,5 @@
 """Runs with an adapter: what they leave, that they go on to the bit, and who plays with them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -169,8 +167,6 @@ def test_a_base_is_fine_tuned_by_an_adapter_that_is_merged(tmp_path: Path) -> No
 
 
 # --- What is refused, before a model is made --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [

@@ -1,7 +1,5 @@
 """Runs of Among Us with every kind of cast, small enough for a test; and how they are evaluated."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -61,8 +59,6 @@ def seating(path: Path) -> list[tuple[list[str], list[str]]]:
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
-
-
 def test_crewmates_learn_beside_one_that_is_frozen(run: Train) -> None:
     made = run()
     for who, own in (("trained", "trained"), ("base", "untrained"), ("iteration-000001", "learner")):
@@ -176,8 +172,6 @@ def test_a_second_learners_policy_may_start_another_pair_and_play_beside_it(run:
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
-
-
 def test_an_arm_with_world_modelling_foretells_what_its_base_foretold() -> None:
     for game, foretold in (("among_us", False), ("dond", True)):
         arm = configure("train", f"env={game}", "ablation=world_model")
@@ -234,8 +228,6 @@ def test_another_tokenizer_is_refused(override: str, run: Train, strangers: Path
 
 
 # -- evaluation --------------------------------------------------------------------------------------------------------
-
-
 def evaluated(out: Path, *overrides: str) -> tuple[dict[str, Any], Path]:
     """The first condition's metrics and the file of the games."""
     common = ["games=4", "concurrency=4", "progress=false", f"out={out}"]

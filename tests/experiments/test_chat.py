@@ -1,7 +1,5 @@
 """The player behind an endpoint, from the commands: evaluated, replayed, played against, and beside a learner."""
 
-from __future__ import annotations
-
 import json
 import sys
 import threading
@@ -15,7 +13,6 @@ from experiments import evaluate, play, train
 from experiments.studies import crossplay
 from marl.common.errors import UserError
 from marl.common.files import unpacked
-from marl.common.secrets import told
 from tests.composing import cases, config_hash, configure
 from tests.endpoint import KEY, Server, sensible
 
@@ -142,11 +139,6 @@ def test_what_may_be_a_secret_is_refused_where_nobody_chats_too(secret: str, tmp
     with pytest.raises(UserError, match=r"chat\.(key|url) must be") as refused:
         train.main(configure("train", *SMALL, f"runs={tmp_path}", secret))
     assert KEY not in str(refused.value) and not list(tmp_path.iterdir())
-
-
-def test_arguments_that_may_hold_a_secret_are_not_told() -> None:
-    given = ["seed=1", f"chat.key={KEY}", f"+chat.extra.token={KEY}", "chat.model=a=b", "-m"]
-    assert told(given) == "seed=1 chat.key=... +chat.extra.token=... chat.model=a=b -m"
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """Players with `+cicero` from the command line, and the study that makes them, on scripted dialogues."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

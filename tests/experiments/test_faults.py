@@ -4,8 +4,6 @@ It is killed at one of its file operations, or the disk refuses that one; its di
 lose lines. Some operations are tried among the fast tests, and all of them among the slow ones.
 """
 
-from __future__ import annotations
-
 import errno
 import itertools
 import json
@@ -189,8 +187,7 @@ def fail_and_go_on(tried: Tried, begun: str, number: int, how: str, folder: Path
 
 
 @pytest.mark.parametrize(
-    ("begun", "how", "number"),
-    [("from its end", "killed after", 33), ("from its base", "refused", 68)],
+    ("begun", "how", "number"), [("from its end", "killed after", 33), ("from its base", "refused", 68)]
 )
 def test_a_run_ends_the_same_whatever_operation_fails(
     begun: str, how: str, number: int, tried: Tried, tmp_path: Path

@@ -1,7 +1,5 @@
 """`make gpu`, on the processor: its checks, what it leaves unrun, and how it goes on."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

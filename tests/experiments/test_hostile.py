@@ -124,8 +124,6 @@ def test_steps_that_are_far_apart_take_no_longer(tmp_path: Path) -> None:
 
 
 # --- Tables -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["table.csv", "curves.csv.gz", "published.csv"])
 @pytest.mark.parametrize(
     "text",
@@ -150,8 +148,6 @@ def test_tables_of_others_are_drawn_or_refused(tmp_path: Path, name: str, text: 
 
 
 # --- Numbers and names on the command line ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("command", "setting", "value"),
     [

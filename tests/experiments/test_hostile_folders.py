@@ -3,8 +3,6 @@
 Nothing in it is imported or run, refers to the environment, leads out of the folder, or takes more than a moment.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json
@@ -41,11 +39,11 @@ from marl.storage.checkpoint import (
 from marl.storage.folder import check_unedited, claim, nearest_run, read_settings
 from marl.storage.tracking import JsonlTracker
 from tests.composing import configure
-from tests.hostile_files import seal
 from tests.hostile_inputs import Accepted, no_work
 from tests.hostile_values import VALUES, altered, spots
 from tests.marl.hint import hint_policy
 from tests.marl.report.test_page import make_run
+from tests.marl.storage.test_checkpoint import seal
 
 SECONDS = 5.0  # of the processor, for one reader: most take a tenth of one, and what grows beyond measure takes hours
 CHECKPOINT = "checkpoints/iteration-000001"
@@ -158,8 +156,6 @@ def test_a_whole_folder_is_read(run: Path, configs: dict[str, DictConfig]) -> No
 
 
 # --- Files that are none ----------------------------------------------------------------------------------------------
-
-
 def giant(path: Path) -> None:
     """One byte more than any file of this kind may have, which takes no room on the disk."""
     most = {".yaml": MOST_YAML, ".json": MOST_JSON, ".jsonl": MOST_LINES}[path.suffix]
@@ -241,8 +237,6 @@ def read_run_or_refuse(run: Path) -> None:
 
 
 # --- Code, references, names ------------------------------------------------------------------------------------------
-
-
 def changed(run: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     settings = yaml.safe_load((run / "config.yaml").read_text())
     change(settings)
@@ -443,8 +437,6 @@ def test_a_published_table_stays_in_its_folder(run: Path, tmp_path: Path) -> Non
 
 
 # --- Data of other types ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["run.json", "evaluation.json", "metrics.jsonl", "timing.jsonl", "config.yaml"])
 def test_values_of_other_kinds_are_refused_or_shown(run: Path, name: str) -> None:
     text = (run / name).read_text()

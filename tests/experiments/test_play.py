@@ -1,7 +1,5 @@
 """A person at the terminal, in every game: what is shown, what may be typed, what is kept."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

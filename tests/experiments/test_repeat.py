@@ -1,7 +1,5 @@
 """The same command gives the same run, whatever is only measured beside it: every algorithm, both games."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -153,8 +153,6 @@ def test_figures_are_drawn_again_from_what_is_published(published: Path, tmp_pat
 
 
 RESULTS = Path(report.__file__).parent / "results"
-
-
 SLOW = ("among_us_ablation", "dond_human", "dond_long", "dond_pikl")  # like dond_ablation, and larger
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from experiments import learning, train
 from experiments.setup import devices, work
@@ -16,6 +16,7 @@ from marl.report.transcripts import read_episodes
 from marl.storage.checkpoint import folder_digest, load_policy, read_card, read_state, save_policy
 from marl.storage.folder import hardware
 from marl.storage.tracking import JsonlTracker
+from tests import runs
 from tests.composing import DOND, configure, run_folder
 from tests.marl.models import hf_tokenizer, random_lm, save
 from tests.torture import contents
@@ -36,17 +37,8 @@ def go_on(folder: Path, *overrides: str) -> Path:
 
 def stop(folder: Path, *overrides: str) -> Path:
     """Trains two of three iterations, as if killed then. Returns the run's folder."""
-    cfg, save = three_iterations(folder, *overrides), learning.save_training
-
-    def saving(checkpoints: Path, iteration: int, *rest: Any) -> None:
-        save(checkpoints, iteration, *rest)
-        if iteration == 2:
-            raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learning, "save_training", saving)
-        with pytest.raises(KeyboardInterrupt):
-            train.main(cfg)
+    cfg = three_iterations(folder, *overrides)
+    runs.stop(cfg, 2)
     return run_folder(cfg)
 
 
@@ -128,9 +120,7 @@ def test_another_version_of_an_untouched_model_is_refused(tmp_path: Path) -> Non
         f"runs={tmp_path}", "progress=false",
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            learning.AfterIteration, "evaluate", lambda *_: 1 / 0
-        )  # after the last one, whose checkpoint waits
+        patch.setattr(learning.AfterIteration, "evaluate", lambda *_: 1 / 0)  # after the last: its checkpoint waits
         with pytest.raises(ZeroDivisionError):
             train.main(cfg)
     with torch.no_grad():
@@ -209,16 +199,6 @@ def test_a_folder_that_is_moved_away_is_named(bases: Path, tmp_path: Path, monke
     with pytest.raises(UserError, match=r"was moved or removed during its run\. Put it back"):
         train.main(cfg)
     assert not run_folder(cfg).exists(), "something was left at the old place"
-
-
-def test_a_finished_run_whose_configuration_was_edited_is_refused(bases: Path, tmp_path: Path) -> None:
-    cfg = configure("train", *DOND, "algo.iterations=1", "eval.games=0", f"runs={tmp_path}", f"cache={bases}")
-    train.main(cfg)
-    settings = OmegaConf.load(run_folder(cfg) / "config.yaml")
-    settings.algo.games = 999
-    OmegaConf.save(settings, run_folder(cfg) / "config.yaml")
-    with pytest.raises(UserError, match=r"config\.yaml was edited \(algo\.games=999, here 4\)"):
-        train.main(cfg)
 
 
 def test_damaged_games_of_the_base_are_named_and_then_played_again(stopped: Path, tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """The engine samples what `generate` of transformers samples: one small model's games, by both, as two samples."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import partial
 from typing import Any

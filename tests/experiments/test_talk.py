@@ -1,7 +1,5 @@
 """The command that measures talk, on small runs of both games."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

@@ -253,8 +253,7 @@ def test_games_that_outgrow_the_context_are_given_up_and_counted(algo: str, base
 @pytest.mark.usefixtures("no_pages")
 @pytest.mark.filterwarnings("ignore:.* reads whole streams again")
 @pytest.mark.parametrize(
-    "architecture",
-    ["qwen3", *(pytest.param(a, marks=pytest.mark.slow) for a in ("mistral", "mamba2", "gpt_neo"))],
+    "architecture", ["qwen3", *(pytest.param(a, marks=pytest.mark.slow) for a in ("mistral", "mamba2", "gpt_neo"))]
 )
 def test_any_causal_model_goes_through_the_same_loop(
     architecture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -1,7 +1,5 @@
 """A three-turn game written out token by token, and any seat with any turns, for tests of masks and credit."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

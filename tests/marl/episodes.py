@@ -1,7 +1,5 @@
 """Small games of Deal or No Deal (and one of another kind) written out by hand, with beliefs that are easy to sum."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 The game keeps the contract of `envs/`. It stands here because it is made for tests: every kind of token occurs in it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Kuhn poker (Kuhn 1950): three cards, two players, an ante of 1; and how exploitable a policy is, by enumeration."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 

@@ -3,8 +3,6 @@
 Weights are drawn wide enough that logits differ by several nats: agreement to 1e-4 then means something.
 """
 
-from __future__ import annotations
-
 from copy import deepcopy
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Planners, and small models for them that know some of the games' language."""
 
-from __future__ import annotations
-
 from functools import cache
 
 from envs import dond_v0
@@ -18,11 +16,7 @@ from marl.rollout.seeds import draw_games
 from tests.marl.models import teach, tiny_policy
 
 COUNTS, OWN, PARTNER = (1, 1, 3), (0, 1, 3), (1, 3, 2)
-
-
 COMPACT = env_maker({"game": "dond", "style": "compact", "objective": 1.0, "max_entries": 12})
-
-
 MEETINGS = env_maker({"game": "among_us", "style": "compact", "players": 5, "height": 1, "max_steps": 60})
 
 

@@ -1,7 +1,5 @@
 """Losses, and rows of games of hints to learn from, for tests of the update."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from dataclasses import replace

@@ -5,8 +5,6 @@ no information about the imposter. Careful crewmates and imposters play well. Th
 evidence at each step, and oracles are told the answer.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence

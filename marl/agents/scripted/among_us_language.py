@@ -1,7 +1,5 @@
 """The grammar of scripted Among Us players: `say` puts statements into words, `understand` reads them back."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from enum import StrEnum

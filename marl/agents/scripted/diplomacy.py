@@ -6,8 +6,6 @@ language of `say` and `understand` below. It makes mistakes, so that models that
 improve. These players are no model of people.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

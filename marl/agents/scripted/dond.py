@@ -5,8 +5,6 @@ leaves its partner much, and ends with the claim that the talk arrived at. It ma
 from these games have room to improve. It knows no objective: how much it cares for its partner is its `Temperament`'s.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -55,8 +53,6 @@ TEMPERAMENTS: Mapping[str, Temperament] = {
     )
 }  # fmt: skip
 MIXTURE = tuple(t for t in TEMPERAMENTS.values() if t.name != "careful")  # drawn from uniformly
-
-
 TRUST = 0.95  # weight of a stated value
 CLAIM_SHARPNESS = 0.2  # a split that the partner asked for weighs its values by exp(CLAIM_SHARPNESS * its points)
 FEW_WORDS = 9  # longer drafts are drawn again, up to twice

@@ -1,7 +1,5 @@
 """The grammar of scripted negotiators: `understand` reads any text, `say_split` and `say_value` write it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ As `pure.py` for its map: they stand in for a population of players with habits,
 toward the nearest place of a kind; of two that go to the same place the second supports the first.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

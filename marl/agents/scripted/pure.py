@@ -4,8 +4,6 @@ They stand in for a population of players with habits. They are not people, and 
 anchor. Their conventions look round the table from where they sit: first is who sits, or lies, next.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

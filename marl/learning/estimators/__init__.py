@@ -5,8 +5,6 @@ one seat from one start (`algo.group`). A baseline belongs to a play, never to t
 decides how many turns there are, plays that reach a late turn are not alike.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 

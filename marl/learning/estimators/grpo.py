@@ -4,8 +4,6 @@ Without `scale` it is (K - 1) / K of RLOO. Dividing weighs groups by how sure th
 gradient (Liu et al. 2025).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

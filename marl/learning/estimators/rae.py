@@ -1,7 +1,5 @@
 """RAE: each play against the running mean of its role's returns, for self-play (SPIRAL, arXiv 2506.24119)."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from itertools import groupby
 

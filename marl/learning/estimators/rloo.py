@@ -1,7 +1,5 @@
 """RLOO: each play against the mean of the others (Kool et al. 2019; Ahmadian et al. 2024)."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 

@@ -3,8 +3,6 @@
 `python -m tests.envs.dond.test_environment` writes the golden playthroughs anew; read them before you commit.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -84,8 +82,6 @@ def playthrough(style: str, ending: str) -> str:
 
 
 # --- What players read ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("objective", [-1.0, -0.25, 0.0, 0.5, 1.0])
 @pytest.mark.parametrize("style", STYLES)
 def test_prompts_can_be_read_back(style: str, objective: float) -> None:

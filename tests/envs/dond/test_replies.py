@@ -1,7 +1,5 @@
 """Replies of Deal or No Deal: each is read as it is meant, or refused for the first rule that it breaks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -11,9 +9,8 @@ from hypothesis import strategies as st
 from envs.dond import replies
 from envs.dond.replies import Message, Proposal, Reason, Refused
 
+
 # --- Replies ----------------------------------------------------------------------------------------------------------
-
-
 def read(reply: object, pending: bool = False, sent: int = 1, counts: Any = (1, 2, 3)) -> Message | Proposal | Refused:
     return replies.parse_reply(reply, counts, pending, sent)
 

@@ -3,8 +3,6 @@
 Published numbers need selfplay.txt and data.txt of Lewis et al. 2017: put their folder into DOND_DATA.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from fractions import Fraction
@@ -54,8 +52,6 @@ def brute_contexts() -> set[tuple[Any, Any, Any]]:
 
 
 # --- Contexts ---------------------------------------------------------------------------------------------------------
-
-
 def test_contexts_are_all_that_the_criteria_allow() -> None:
     games = rules.contexts()
     assert {(g.counts, *g.values) for g in games} == brute_contexts()
@@ -115,8 +111,6 @@ def test_read_contexts_says_where_and_what(tmp_path: Path, text: str, line: int,
 
 
 # --- Outcomes ---------------------------------------------------------------------------------------------------------
-
-
 def brute_points(game: Context) -> list[tuple[int, int]]:
     """Both players' points for every way to share the pool."""
     return [
@@ -210,8 +204,6 @@ def test_contexts_outside_a_file_are_the_valid_ones_that_it_has_in_neither_order
 
 
 # --- Prior ------------------------------------------------------------------------------------------------------------
-
-
 def test_prior_is_what_counting_contexts_gives() -> None:
     seen: dict[tuple[Any, Any], np.ndarray] = {}
     for game in rules.contexts():

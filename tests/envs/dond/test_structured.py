@@ -1,7 +1,5 @@
 """Deal or No Deal in format=structured: kinds and counts are choices, words are free."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

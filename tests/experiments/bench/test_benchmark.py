@@ -1,7 +1,5 @@
 """The benchmark, at its quick size: what must hold whatever the clock says."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -156,8 +156,6 @@ class Cli:
 
 
 # ---- what runs -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("overrides", "weight"),
     [
@@ -372,8 +370,6 @@ def test_a_mistake_in_the_configuration_itself_is_named(cli: Cli) -> None:
 
 
 # ---- what fails in a job -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -441,8 +437,6 @@ def test_an_interrupted_command_says_how_to_go_on(cli: Cli) -> None:
 
 
 # ---- the parts -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("default", "value", "kind"),
     [
@@ -490,8 +484,6 @@ def test_a_reader_who_leaves_does_not_end_the_run(toy: Path, tmp_path: Path, clo
 
 
 # ---- the project's own commands --------------------------------------------------------------------------------------
-
-
 COMMANDS = sorted({path.stem for path in (ROOT / "conf").glob("*.yaml")} - {"hydra_settings"})
 MANY = "bytes are too many for a name. Use 200."
 LONG = "a file's name has at most 255 bytes. Shorten it."

@@ -1,8 +1,6 @@
 """Jobs side by side (`hydra/launcher=joblib`): what they print, how they fail, what they end with, on which device; and
 the quickstart, which is two."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

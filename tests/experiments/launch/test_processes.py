@@ -3,8 +3,6 @@
 All of these are slow; that updates are the same is also among the fast tests, in tests/marl (ranks, sharding).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The sweep of the Among Us ablation, killed twice and started again, publishes the table of one that nobody killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

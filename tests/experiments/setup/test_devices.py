@@ -1,7 +1,5 @@
 """Devices that runs compute on, bfloat16, and the memory that kernels take."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import subprocess

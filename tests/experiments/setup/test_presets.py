@@ -17,8 +17,6 @@ from tests.composing import configure
 
 PACKAGE = pytest.mark.skipif(find_spec("diplomacy") is None, reason="needs the extra `diplomacy`")
 SPEAKING, LISTENING = {"reward.speaking.weight": 0.0}, {"loss.listening.weight": 0.0}
-
-
 WITHOUT_RL = {"reward.game.weight": 0.0} | {
     f"loss.{n}.weight": 0.0 for n in ("policy", "value", "entropy", "imitation")
 }
@@ -175,11 +173,7 @@ def test_ppo_and_cloning_near_people_differ_in_their_learner_and_its_strength_al
 
 
 PROMISING = ("game_only", "reward_only", "listening_only", "speaking_only", "listening_speaking")
-
-
 OWN = "loss.own={_target_: marl.losses.claim.ClaimLoss, weight: 5.0}"
-
-
 PAID = "reward.own={_target_: anywhere.Paid}"  # whose weight is its class's
 
 

@@ -124,12 +124,7 @@ def test_what_is_read_is_kept() -> None:
     assert set(spec_of("algo=filtered_bc", f"+{OWN}", "loss.entropy.weight=1").losses) == {
         "imitation", "listening", "world_model", "kl", "entropy", "own"
     }  # fmt: skip
-    assert set(spec_of("algo=filtered_bc").losses) == {
-        "imitation",
-        "listening",
-        "world_model",
-        "kl",
-    }
+    assert set(spec_of("algo=filtered_bc").losses) == {"imitation", "listening", "world_model", "kl"}
     for algo in ("filtered_bc", "pikl"):
         assert spec_of(f"algo={algo}").rewards["speaking"].weight == 0
     assert spec_of("algo.update.target_kl=0.1").algo.update.target_kl == 0.1

@@ -1,7 +1,5 @@
 """Cells of a study: computed once, by whoever comes first, and gone on with after a stop."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

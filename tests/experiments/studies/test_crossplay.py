@@ -1,7 +1,5 @@
 """Cross-play: players whose outcome is known from the contexts alone, and small models against the plain evaluation."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re
@@ -13,8 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_module
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from envs.core import END
@@ -35,6 +31,7 @@ from marl.storage.checkpoint import save_policy
 from tests.composing import composed_once, configure
 from tests.marl.models import small_tokens, tiny_policy
 from tests.marl.planners import negotiator
+from tests.runs import typed
 
 QUIET = ["progress=false", "threads=1", "concurrency=6", "model.max_new_tokens=10"]
 
@@ -235,9 +232,7 @@ def test_runs_of_two_objectives_play_the_one_that_is_given(
     with pytest.raises(UserError, match=r"differ in env.objective: choose for all, as in env.objective=0.5"):
         crossplay.main(configure(*command))
     for given, differs in ((["env.objective=-1"], False), (["env.max_entries=6"], True)):
-        with initialize_config_module("conf", version_base="1.3"):
-            whole = compose(command[0], overrides=[*command[1:], *given], return_hydra_config=True)
-        monkeypatch.setattr(HydraConfig.instance(), "cfg", whole)
+        typed(monkeypatch, *command, *given)
         if differs:
             with pytest.raises(UserError, match=r"differ in env.objective: choose for all"):
                 entrants.as_in_runs(configure(*command, *given), names)

@@ -1,7 +1,5 @@
 """PPO, learning from plans and planning at test time side by side, by the shipped sweep and study: small real runs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The drift of a small real run's language: every policy is measured, once, and what is left out is said."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

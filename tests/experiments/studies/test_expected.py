@@ -34,8 +34,6 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     },
 }
 Row = dict[str, Any]
-
-
 settings = composed_once("expected", "name=mine")
 
 
@@ -51,8 +49,6 @@ def published_runs(path: Path) -> list[tuple[str, list[Row]]]:
 
 
 # ---- what a band is ------------------------------------------------------------------------------------------------
-
-
 def test_a_band_by_hand() -> None:
     # Variances between the two seeds: 2 at iteration 1, 0 at iteration 2; pooled 1. Half: 2 * 1 * sqrt(1 + 1/2).
     curves = {("full", "game/score"): {0: {1: 5.0, 2: 8.0}, 1: {1: 7.0, 2: 8.0, 3: 9.0}}}
@@ -95,8 +91,6 @@ def test_one_seed_makes_no_band() -> None:
 
 
 # ---- the shipped bands ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("file", PUBLISHED)
 def test_the_shipped_bands_are_what_the_command_makes_and_hold_the_runs_that_made_them(file: str) -> None:
     name, env = PUBLISHED[file]
@@ -147,8 +141,6 @@ def test_runs_that_go_wrong_leave_the_shipped_bands(file: str, metric: str, spoi
 
 
 # ---- comparing -----------------------------------------------------------------------------------------------------
-
-
 def test_every_shipped_experiment_has_its_bands_or_is_listed_as_missing() -> None:
     root = FOLDER.parents[2]
     files = [*root.glob("conf/sweep/*.yaml"), *root.glob("conf/experiment/*.yaml")]
@@ -217,8 +209,6 @@ def test_training_says_where_it_leaves_the_band(
 
 
 # ---- the command ---------------------------------------------------------------------------------------------------
-
-
 def test_recording_replaces_the_arms_that_it_records(tmp_path: Path) -> None:
     def record(name: str, game: str) -> None:
         curves = FOLDER.parent / "dond_ablation" / name

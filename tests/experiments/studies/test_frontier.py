@@ -1,7 +1,5 @@
 """The frontier's shortcut against games that were really played, and its reading of human dialogues by hand."""
 
-from __future__ import annotations
-
 import copy
 import csv
 import json
@@ -51,8 +49,6 @@ TEST = "\n".join(
     )
 )
 ENV = {"game": "dond", "style": "compact", "objective": 0.5, "max_entries": 12}
-
-
 settings = composed_once("frontier", "progress=false", "threads=1", "data.dond=DIR")
 
 

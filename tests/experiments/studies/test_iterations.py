@@ -1,7 +1,5 @@
 """Statistics of iterations against every single game, against hand-made curves, and in small real runs."""
 
-from __future__ import annotations
-
 import json
 import math
 from contextlib import nullcontext

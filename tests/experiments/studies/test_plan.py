@@ -1,7 +1,5 @@
 """The power planner from the command line."""
 
-from __future__ import annotations
-
 import pytest
 
 from experiments.studies import plan

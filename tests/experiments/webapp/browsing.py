@@ -1,7 +1,5 @@
 """A server, in this process or one of its own, and a real Chromium: what tests of the web page do with them."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A Chromium for each file of tests, and a page that notes what must not happen."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The web page in a real Chromium: whole games by mouse, by keyboard and on a phone, hostile words, and axe."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A study in a real Chromium, from its information to the withdrawal."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Recorded games and curves of runs in a real Chromium."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

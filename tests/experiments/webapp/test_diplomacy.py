@@ -1,7 +1,5 @@
 """Diplomacy on the web page: whole games by buttons and messages, with a board, against scripts and planners."""
 
-from __future__ import annotations
-
 import html
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Nothing hidden is sent: two games that differ in one secret alone send the same bytes, in all that is sent."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

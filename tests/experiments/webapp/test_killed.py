@@ -1,7 +1,5 @@
 """A server in a process of its own that is killed, and a second one beside it."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The table of a game: what the page shows and offers, worked out from the player's own observations."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Watching recorded games; opponents that plan or are behind an endpoint; hostile names, floods, models too large."""
 
-from __future__ import annotations
-
 import html
 import json
 import math

@@ -1,7 +1,5 @@
 """The web page against scripted players and a tiny model: whole games, hostile visitors, restarts."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

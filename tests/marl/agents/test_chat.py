@@ -1,7 +1,5 @@
 """The player behind a chat endpoint, against a server of our own on a real socket."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -151,8 +149,6 @@ def of_kind(charset: str, body: str = '{"choices": []}', status: int = 200) -> A
 
 OK = "HTTP/1.1 200 OK"
 GOING = ("Connection: close", "Content-Length: 2")  # who asks next must not take this connection
-
-
 HOSTILE: dict[str, tuple[Answering, Lost]] = {
     "html": (lambda s, b, h: h.send("<html>welcome</html>", headers={"Content-Type": "text/html"}), Lost.NONSENSE),
     "empty": (lambda s, b, h: h.send(""), Lost.NONSENSE),

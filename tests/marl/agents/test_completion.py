@@ -1,7 +1,5 @@
 """Chat completions: words, thoughts, and everything that is none."""
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """Players that speak with another's mouth, in whole games of Among Us between small random models."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

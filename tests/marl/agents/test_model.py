@@ -330,10 +330,7 @@ def test_one_player_a_seat_reads_everything_in_order() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recorded_player_leaves_the_stream_a_model_would_have_read(
-    name: str,
-    policies: dict[str, Policy],
-) -> None:
+def test_a_recorded_player_leaves_the_stream_a_model_would_have_read(name: str, policies: dict[str, Policy]) -> None:
     """The same requests and replies: the model is made to say, token by token, what the player said."""
     policy = policies[name]
     recorder, _ = parrots(tokens=policy.tokens)

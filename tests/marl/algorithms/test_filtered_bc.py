@@ -1,7 +1,5 @@
 """What filtered cloning keeps, and that errors leave no trace in what it learns from."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
@@ -40,9 +38,8 @@ from tests.marl.episodes import episode
 from tests.marl.hint import Hint, hint_policy, training
 from tests.marl.models import CHATML, hf_tokenizer, small_tokens
 
+
 # -- the selection -----------------------------------------------------------------------------------------------------
-
-
 def paid(rewards: tuple[float, float], deal: bool = True) -> Episode:
     """A game that paid its two players this, in two instalments."""
     claims = ((1, 1, 0), (0, 0, 3)) if deal else ((0, 0, 3), (0, 0, 3))

@@ -1,7 +1,5 @@
 """The trainer of one-step lookahead: values of a small Markov game solved exactly, conventions, exact resume."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A term is one file: a reward for messages and a loss of a package elsewhere on the path, by `_target_` alone."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

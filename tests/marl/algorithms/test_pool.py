@@ -1,7 +1,5 @@
 """Past selves: what is kept, who plays when, and how wins count."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path

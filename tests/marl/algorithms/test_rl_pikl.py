@@ -1,7 +1,5 @@
 """Learning from plans: where the plan is known, and whole iterations of both loops that learn from one."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ The game's own reward has weight 0 in every arm (measured, not trained on), so t
 listening loss can teach anything. The listener's choice is a sample of its belief (see `hint_policy`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

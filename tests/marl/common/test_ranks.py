@@ -1,7 +1,5 @@
 """Several processes that train as one: sharing out, collecting, summing; and the toy game learned by two of them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from dataclasses import replace

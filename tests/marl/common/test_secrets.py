@@ -1,7 +1,5 @@
 """What might be a secret, and what is kept of it."""
 
-from __future__ import annotations
-
 import pytest
 
 from marl.common.secrets import digest_of, hidden, might_be_secret, secrets_in, told
@@ -67,7 +65,9 @@ def test_secrets_are_digests_at_any_depth() -> None:
         (f"reward.judge.apiKey={KEY}", "reward.judge.apiKey=..."),
         (f"loss.x.credentials.user={KEY}", "loss.x.credentials.user=..."),
         ("reward.mine={'password': None}", "reward.mine=..."),
+        (f"chat.key={KEY}", "chat.key=..."),
         ("chat=default", "chat=default"),
+        ("chat.model=a=b", "chat.model=a=b"),
         ("chat.max_tokens=5", "chat.max_tokens=5"),
         ("algo.update.token_budget=5", "algo.update.token_budget=5"),
         ("+reward.mine={_target_: a.B, weight: 1.0}", "+reward.mine={_target_: a.B, weight: 1.0}"),

@@ -1,7 +1,5 @@
 """Memory that caches and passes take, and the limits that a system sets."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Recurrent models in whole games: the trainer computes what was sampled, and learns from it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -28,8 +26,6 @@ ENVS = {
 }
 COUNT = {"dond": 12, "among_us": 8}  # games; in some there is no meeting
 CONTEXT = 1536
-
-
 QUICK = ("mamba", "qwen3_5")
 
 

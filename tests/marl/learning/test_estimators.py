@@ -1,7 +1,5 @@
 """Estimators without a critic: numbers by hand, a bandit whose gradient is known, Kuhn poker, and the loop's part."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import product
@@ -44,11 +42,7 @@ def at_decisions(batch: TokenBatch) -> list[list[float]]:
 
 
 # Three plays: returns 1, 2 and 6; the second pays 2 at its first turn, so that 0 is left at its second.
-PLAYS = [
-    [chose(0, game=0.0), chose(1, game=1.0)],
-    [chose(0, game=2.0), chose(1, game=0.0)],
-    [chose(0, game=6.0)],
-]
+PLAYS = [[chose(0, game=0.0), chose(1, game=1.0)], [chose(0, game=2.0), chose(1, game=0.0)], [chose(0, game=6.0)]]
 
 
 def test_by_hand() -> None:
@@ -164,8 +158,6 @@ def test_the_gradient_of_a_bandit_by_a_running_mean_is_exact() -> None:
 
 
 # -- Kuhn poker --------------------------------------------------------------------------------------------------------
-
-
 def logistic(logit: float) -> float:
     return 1 / (1 + math.exp(-logit))
 
@@ -217,8 +209,6 @@ def test_an_equilibrium_of_kuhn_poker_cannot_be_exploited() -> None:
 
 
 # -- the loop's part ---------------------------------------------------------------------------------------------------
-
-
 def test_plays_of_a_group_begin_alike_and_go_different_ways() -> None:
     agent = ModelAgent("learner", hint_policy(0), slots=32, context=32, max_new_tokens=1)
     games = Seeds.of(3).draw(0, 16, group=8)

@@ -1,7 +1,5 @@
 """The forward pass: the distributions that were sampled, of the policy and of the reference."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 
@@ -20,21 +18,10 @@ from marl.losses.policy import PolicyLoss
 from marl.model.policy import Policy
 from marl.types import Kind
 from tests.marl.models import hf_policy, small_tokens
-from tests.marl.updates import (
-    READS,
-    TERMS,
-    another,
-    identical,
-    noisy,
-    play,
-    played,
-    to_batch,
-    weights_of,
-)
+from tests.marl.updates import READS, TERMS, another, identical, noisy, play, played, to_batch, weights_of
+
 
 # -- the distribution that was sampled ---------------------------------------------------------------------------------
-
-
 def test_entropy_is_that_of_the_sampled_distribution() -> None:
     policy, batch = played()
     with torch.no_grad():
@@ -148,8 +135,6 @@ def test_a_model_whose_activations_cannot_be_computed_again_is_refused_at_once(m
 
 
 # -- the reference -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("token_budget", [1, 50])
 def test_reference_logprobs_are_the_references_of_the_same_tokens(token_budget: int) -> None:
     policy, batch = played()

@@ -1,7 +1,5 @@
 """Trading names: the same game in other words, and a listening loss that reads it."""
 
-from __future__ import annotations
-
 import copy
 import re
 

@@ -1,7 +1,5 @@
 """The update: what is summed, over what it is divided, and what a term of weight 0 does (nothing, to the last bit)."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from functools import cache
@@ -26,21 +24,10 @@ from marl.rewards.game import GameReward
 from marl.rewards.speaking import SpeakingReward
 from marl.types import Kind, TokenBatch
 from tests.marl.hint import hint_policy, training
-from tests.marl.updates import (
-    READS,
-    TERMS,
-    all_played,
-    another,
-    identical,
-    noisy,
-    played,
-    trained,
-    weights_of,
-)
+from tests.marl.updates import READS, TERMS, all_played, another, identical, noisy, played, trained, weights_of
+
 
 # -- sums and counts ---------------------------------------------------------------------------------------------------
-
-
 def whole_minibatch(policy: Policy, batch: TokenBatch, rows: Tensor) -> tuple[dict[str, float], dict[str, Tensor]]:
     """Every term as a plain mean over the minibatch in one pass, and the gradient of their weighted sum."""
     part = batch.select(rows)
@@ -122,8 +109,6 @@ def test_a_long_gradient_is_shortened() -> None:
 
 
 # -- weight 0 ----------------------------------------------------------------------------------------------------------
-
-
 @cache
 def with_all_terms() -> dict[str, Tensor]:
     return trained(TERMS)
@@ -198,8 +183,6 @@ def test_minibatches_without_decisions_or_questions_are_harmless(without: str) -
 
 
 # -- steps -------------------------------------------------------------------------------------------------------------
-
-
 class Counting(torch.optim.SGD):
     steps = 0
 

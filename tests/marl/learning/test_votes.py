@@ -1,7 +1,5 @@
 """The vote as a belief question: from the game's infos to the gradient, and nothing of it where it is off."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -78,8 +76,6 @@ def test_votes_are_read_as_the_listening_loss_reads() -> None:
 
 
 # -- whole games -------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def tokens() -> Tokens:
     return Tokens(train_tokenizer(scripted_texts("among_us", [env_maker(GAME)], 0, games=20), COMPACT_TOKENS, 1024))

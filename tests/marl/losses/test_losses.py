@@ -1,7 +1,5 @@
 """Each loss against a naive loop over tokens and a number worked out by hand."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -137,8 +135,6 @@ def test_which_tokens_each_loss_counts(batch: TokenBatch, outputs: Outputs) -> N
 
 
 # -- by hand ---------------------------------------------------------------------------------------------------------
-
-
 def one_token(
     kind: Kind, logprob: float = 0.0, reference: float = 0.0, advantage: float = 0.0, ret: float = 0.0
 ) -> TokenBatch:

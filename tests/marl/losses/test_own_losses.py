@@ -1,7 +1,5 @@
 """Losses of somebody's own: what they may read, and what of theirs is refused, naming them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,13 +18,7 @@ from marl.losses.listening import ListeningLoss
 from marl.losses.plan import PlanLoss
 from marl.losses.policy import PolicyLoss
 from marl.types import TokenBatch
-from tests.marl.updates import (
-    TERMS,
-    all_played,
-    identical,
-    played,
-    trained,
-)
+from tests.marl.updates import TERMS, all_played, identical, played, trained
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """What is read off finished games of Among Us, against what players noted down while they played them."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Claims in games written out by hand, and of players who tell the truth or lie."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """A crew with a password is found, one without is found at the stated rate."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

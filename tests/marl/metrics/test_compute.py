@@ -1,7 +1,5 @@
 """What training costs: by hand, against the passes that an update makes, and arms where they have cost the same."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Mapping
@@ -29,10 +27,7 @@ Row = dict[str, Any]
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [  # of a million tokens in the first round and two in the second: played, and then learned from
-        (
-            {"loss": {"imitation": {}}, "algo": {"update": {"epochs": 3}}, "share": 0.5},
-            [0, 5.5, 16.5],
-        ),
+        ({"loss": {"imitation": {}}, "algo": {"update": {"epochs": 3}}, "share": 0.5}, [0, 5.5, 16.5]),
         ({"loss": {"kl": {"estimator": "exact"}}, "algo": {"update": {"epochs": 2}}}, [0, 9, 27]),  # 1 + 2 * (3 + 1)
         ({"loss": {"kl": {"estimator": "k2"}}, "algo": {"update": {"epochs": 2}}}, [0, 8, 24]),  # 1 + 2 * 3 + 1
         ({"loss": {"kl": None, "listening": {"renamed": True}}, "algo": {"update": {"epochs": 1}}}, [0, 7, 21]),

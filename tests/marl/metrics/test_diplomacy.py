@@ -1,7 +1,5 @@
 """Metrics of Diplomacy against figures by hand; they need no package."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Likelihoods, variety and whether words hold, on models and games whose figures are known."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

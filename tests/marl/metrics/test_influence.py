@@ -1,7 +1,5 @@
 """Influence of a message: against listeners read by hand, who ignore it, and who hear it again."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

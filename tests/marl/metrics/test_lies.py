@@ -1,7 +1,5 @@
 """A probe finds a lie that the state holds, and nothing where there is none."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any

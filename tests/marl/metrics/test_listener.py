@@ -1,7 +1,5 @@
 """The exact listener against posteriors in closed form, and against whole readings of the model that spoke."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any

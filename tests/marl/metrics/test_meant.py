@@ -1,7 +1,5 @@
 """Whom witnesses mean, by a speaker whose words are planted."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from functools import cache

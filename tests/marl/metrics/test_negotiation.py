@@ -1,7 +1,5 @@
 """What negotiators said and did, on games written by hand and on games whose truth is known."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Measures of talk in Diplomacy against a phase written out by hand, which needs no package."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

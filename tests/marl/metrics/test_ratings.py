@@ -1,7 +1,5 @@
 """Planted ratings are recovered, and a match is what the game was."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

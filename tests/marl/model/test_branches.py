@@ -1,7 +1,5 @@
 """Branches: who sees whom, written out by hand, and states equal to those of a fresh read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -76,8 +74,6 @@ def test_a_question_that_was_recorded_twice_is_read_once() -> None:
 
 
 # -- what a chat model reads -------------------------------------------------------------------------------------------
-
-
 def test_a_conversation_without_a_trace_of_questions() -> None:
     """As the template writes it: the rules as a system turn, a user's turn that asks for a reply, and replies."""
     tokens = Tokens(hf_tokenizer(CHATML, single_digits=True))
@@ -189,8 +185,6 @@ def test_a_question_beyond_what_the_model_reads_is_refused() -> None:
 
 
 # -- who can -----------------------------------------------------------------------------------------------------------
-
-
 def test_recurrent_models_and_windows_of_their_own_make_cannot() -> None:
     for name in (*RECURRENT, "gpt_neo"):
         assert not reads_branches(random_lm(name, 300)), name

@@ -126,6 +126,9 @@ def test_a_setting_of_any_kind_is_one_sentence_or_does_no_harm(
         ("config.json", "model_type", "clip", "transformers has no causal language model of the kind clip"),
         ("generation_config.json", "eos_token_id", True, "eos_token_id is 'True'. In generation_config.json"),
         ("generation_config.json", "eos_token_id", [5, "x"], r"eos_token_id is .*x.*. In generation_config.json"),
+        ("policy.json", "privileged_size", None, "policy.json does not say what its critic reads"),
+        ("policy.json", "privileged_size", -1, "policy.json does not say what its critic reads"),
+        ("policy.json", "privileged_size", 7, "is not the critic of 7 extra numbers"),
         ("policy.json", "privileged_size", 10**9, "is not the critic of 1000000000 extra numbers"),
         ("policy.json", "figures", {"a": "x"}, "is damaged: figures is"),
         ("policy.json", "made_of", {"base": 3}, "is damaged: made_of is"),
@@ -174,8 +177,6 @@ def test_a_checkpoints_weights_are_read_as_carefully(tmp_path: Path) -> None:
 
 
 # -- models that users name --------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     tokenizer = hf_tokenizer(CHATML)

@@ -1,7 +1,5 @@
 """An adapter changes nothing at its start, learns alone, shares its base's tensors, and is read by peft itself."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -18,14 +16,7 @@ from marl.model.lora import AdapterConfig, adapted, adapter_bytes, chosen_layers
 from marl.model.optim import trained
 from marl.model.policy import Policy, half, load_config, load_lm, load_tokenizer, pretrained, take_weights
 from marl.model.tokens import Tokens
-from marl.storage.checkpoint import (
-    load_policy,
-    load_weights,
-    model_digest,
-    own_tensors,
-    policy_digest,
-    save_policy,
-)
+from marl.storage.checkpoint import load_policy, load_weights, model_digest, own_tensors, policy_digest, save_policy
 from tests.marl.models import hf_policy, hf_tokenizer, save, tiny_policy, with_critic
 from tests.marl.storage.test_checkpoint import seal
 from tests.marl.updates import TERMS, noisy, played
@@ -241,8 +232,6 @@ def test_an_adapters_dropout_is_of_supervised_training_alone() -> None:
 
 
 # --- What is refused --------------------------------------------------------------------------------------------------
-
-
 def test_targets_that_the_model_does_not_have(tmp_path: Path) -> None:
     tied, untied = hf_policy(tmp_path / "tied", "qwen3").lm, hf_policy(tmp_path / "untied", "llama").lm
     assert chosen_layers(untied, ["q_proj", "lm_head"]) == [

@@ -1,7 +1,5 @@
 """The optimisers of our own: Muon on a CPU beside that of torch, and what its directions are."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Two ranks, each with all parameters or with a part: the updates and checkpoints of one process."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

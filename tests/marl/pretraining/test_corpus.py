@@ -1,7 +1,5 @@
 """What a base learns from the human dialogues: which of them, under which names, and which tokens count more."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

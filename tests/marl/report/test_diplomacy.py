@@ -1,7 +1,5 @@
 """A recorded game of Diplomacy is played again: what was said, ordered and held is what the game itself says."""
 
-from __future__ import annotations
-
 import pytest
 
 from envs.diplomacy import board

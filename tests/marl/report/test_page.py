@@ -27,12 +27,7 @@ from marl.report.runs import arm_runs, base_names, mean_curve, measured_in
 from marl.report.tables import columns_of
 from marl.report.transcripts import write_episodes
 from marl.types import Episode
-from tests.marl.episodes import (
-    deal_game,
-    failed_game,
-    imposter_game,
-    meeting_game,
-)
+from tests.marl.episodes import deal_game, failed_game, imposter_game, meeting_game
 
 BASE = [deal_game(0), *(failed_game(seed) for seed in range(1, 12))]
 TRAINED = [deal_game(seed) for seed in range(12)]
@@ -319,8 +314,6 @@ def test_damaged_files_of_a_run_are_named(tmp_path: Path, name: str, data: bytes
 
 
 # --- Among Us ---------------------------------------------------------------------------------------------------------
-
-
 def make_among_us_run(folder: Path, arm: str, seed: int, wins: int, base_wins: int = 2) -> Path:
     """A run of 12 evaluation games, `wins` of which the crewmates won; its base, one for each seed, won `base_wins`."""
     folder.mkdir(parents=True)

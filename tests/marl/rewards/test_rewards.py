@@ -1,7 +1,5 @@
 """Who is paid for what: the game's reward at turns, and what a message did to its listeners, by hand."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,8 +36,6 @@ def episode(
 
 
 # -- the game's ------------------------------------------------------------------------------------------------------
-
-
 def test_payments_go_to_the_latest_turn() -> None:
     turns = [turn("a", 0), turn("b", 1), turn("a", 2), turn("b", 3), turn("a", 5)]
     payments = [
@@ -68,8 +64,6 @@ def test_a_turn_for_which_a_stream_had_no_room_is_paid_nothing() -> None:
 
 
 # -- speaking of several imposters ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("answer", "also"), [("red", "pink"), ("pink", "red")])
 def test_whoever_names_the_other_imposter_is_paid_as_much(answer: str, also: str) -> None:
     """Belief that moves from an innocent one to an imposter is worth the same whichever that is, from the one imposter

@@ -1,7 +1,5 @@
 """Every adapter plays as it is scored, after each of several updates: no rollout has stale or missing weights."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

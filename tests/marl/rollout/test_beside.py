@@ -1,7 +1,5 @@
 """Questions beside the stream, in whole games: free of consequences, answered as by a fresh read, learned from."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from dataclasses import replace

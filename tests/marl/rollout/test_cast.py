@@ -1,7 +1,5 @@
 """Who sits where, how often, and that only those learn whose turn it is."""
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -58,8 +56,6 @@ def casts(cast: Mapping[str, Seats], env: Any, games: Sequence[Game]) -> list[di
 
 
 # -- seats -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("partners", "counts"),
     [(0.0, {0: 1.0}), (0.25, {0: 0.75, 1: 0.25}), (1.0, {1: 1.0}), (1.25, {1: 0.75, 2: 0.25}), (2.0, {2: 1.0})],

@@ -1,7 +1,5 @@
 """Games of two styles, what a game has to say of itself, and which games a seed deals."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any

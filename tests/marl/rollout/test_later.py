@@ -1,7 +1,5 @@
 """Belief questions about what nobody knows yet: what will the speaker do? The answer comes with the deed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

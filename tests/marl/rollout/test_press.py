@@ -1,7 +1,5 @@
 """Talk in Diplomacy, measured and paid: influence read by hand, and a planted word that is kept or broken."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

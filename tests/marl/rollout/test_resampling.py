@@ -1,7 +1,5 @@
 """Messages in the place of others: drawn as their author draws, heard as the game says, and what credit they give."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

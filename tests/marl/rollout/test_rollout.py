@@ -1,7 +1,5 @@
 """Whole games between models, scripts and both: what ends up in the episodes, and whether the trainer agrees."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence

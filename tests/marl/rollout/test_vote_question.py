@@ -1,7 +1,5 @@
 """env.belief=vote: the belief question and the vote are one prompt and one position."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Policies and checkpoints come back to the last bit, damage is noticed, and no file is ever unpickled."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json
@@ -373,8 +371,6 @@ def test_a_whole_checkpoint_of_something_else_is_refused_in_one_line(
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
-
-
 def fill(text: str) -> Callable[[Path], None]:
     def write(to: Path) -> None:
         (to / "a").write_text(text)

@@ -1,7 +1,5 @@
 """A run's folder: its settings, lock, card and commit."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

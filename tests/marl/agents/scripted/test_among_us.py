@@ -1,8 +1,6 @@
 """Scripted players of grid Among Us: what they say is understood, what careful ones say is true, what random ones say
 is neutral, and what being careful is worth."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -1,8 +1,6 @@
 """Scripted powers of Diplomacy: what they say is understood, promises are kept as their temperament has it, and talk
 and thought are worth something."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from random import Random

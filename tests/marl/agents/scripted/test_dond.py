@@ -17,18 +17,10 @@ from envs.dond.replies import parse_reply
 from envs.dond.rules import Context, Triple, allocations, best_joint, contexts, rest
 from envs.dond_v0 import parallel_env
 from marl.agents.scripted import dond, dond_language
-from marl.agents.scripted.dond import (
-    MIXTURE,
-    TEMPERAMENTS,
-    Negotiator,
-    Temperament,
-    make_player,
-)
+from marl.agents.scripted.dond import MIXTURE, TEMPERAMENTS, Negotiator, Temperament, make_player
 from marl.agents.scripted.dond_language import say_split, say_value, understand
 
 COUNTS = sorted({context.counts for context in contexts()})
-
-
 SPLIT_FORMS = [getattr(dond_language, name) for name in ("ASK", "ASK_REST", "OFFER", "OFFER_REST", "BOTH", "TERSE")]
 
 
