@@ -119,6 +119,10 @@ def check(cfg: DictConfig) -> None:
     check_play(cfg)
     if (cfg.env.game, cfg.env.map_name, cfg.env.style, cfg.env.press) != ("diplomacy", "pure", "compact", "private"):
         raise UserError("env: intents of press need env.map_name=pure env.style=compact env.press=private")
+    if cfg.model.kind != "tiny":
+        raise UserError(
+            f"model.kind={cfg.model.kind}: intents of press need the small model, whose orders are one token"
+        )
     for seed in cfg.seeds:
         check_count(seed, "seeds", 0)
     for name in ("years", "scripted_games", "views", "tested_games", "control"):
@@ -138,21 +142,24 @@ def make_models(seed: int, base: Policy, start: str, cfg: DictConfig, spec: Play
         say(f"seed {seed}: {cfg.scripted_games} scripted games")
         return draw_scripted(env, spec.base.players, seed, GAMES, cfg.scripted_games, base.tokens)
 
-    def step(what: str) -> Any:
-        place.bar.stage(f"seed {seed}: {what}", 0)
-        return lambda done: place.bar.advance(1)
+    def progress(what: str, done: int, total: int) -> None:
+        if done == 1:
+            place.bar.stage(f"seed {seed}: {what}", total)
+        place.bar.advance(1)
 
     action_folder = cache / f"press-action-s{seed}-{name}"
-    action = kept_policy(
-        action_folder, {"kind": "press action", **about},
-        lambda: action_model(base, played(), cfg.views, how, step("action model")), place.device, say, "diplomacy",
-    )  # fmt: skip
-    dialogue_folder = cache / f"press-dialogue-s{seed}-{name}"
+
+    def act() -> tuple[Policy, Mapping[str, float]]:
+        return action_model(base, played(), cfg.views, how, functools.partial(progress, "action model"))
+
+    action = kept_policy(action_folder, {"kind": "press action", **about}, act, place.device, say, "diplomacy")
+    dialogue_folder = cache / f"press-dialogue-s{seed}-{digest([about, cfg.dialogue_learning_rate])[:8]}"
 
     def talk() -> tuple[Policy, Mapping[str, float]]:
-        return dialogue_model(base, played(), OrderReader(action, spec.algo.context), how, step("dialogue model"))
+        reader, own = OrderReader(action, spec.algo.context), replace(how, learning_rate=cfg.dialogue_learning_rate)
+        return dialogue_model(base, played(), reader, own, functools.partial(progress, "dialogue model"))
 
-    about = {"kind": "press dialogue", "action": folder_digest(action_folder), **about}
+    about |= {"kind": "press dialogue", "action": folder_digest(action_folder), "rate": cfg.dialogue_learning_rate}
     dialogue = kept_policy(dialogue_folder, about, talk, place.device, say, "diplomacy")
     place.bar.close()
     folders = {ACTION: action_folder, DIALOGUE: dialogue_folder}

@@ -1,7 +1,6 @@
-"""A language model's probabilities of everybody's orders in `pure` Diplomacy, given what one seat knows.
+"""A language model's probabilities of orders in `pure` Diplomacy, read where a seat's own stream would ask for them.
 
-The model is asked for each unit's order in the words in which a seat is asked for its own (`PAR?`). Asked about one
-unit at once, it tells that unit's order by itself; asked one after another, with the answers, all units' together.
+The question (`PAR?`) stands behind the talk so far: this injects an end of the talk, as the last speaker meets it.
 """
 
 from __future__ import annotations
@@ -14,11 +13,10 @@ from numpy.typing import NDArray
 
 from envs.diplomacy.pure import CODES, N, Pure
 from marl.decoding.engine import Engine
-from marl.intents.press import Tree, asks, choices_of, order_tree
+from marl.intents.press import Tree, asks, order_tree
 from marl.model.policy import Policy
 
 Floats = NDArray[np.float64]
-MOST = 128  # slots: streams that are read, or joint orders that are weighed, at once
 GAME = Pure()
 
 
@@ -33,7 +31,7 @@ class OrderReader:
 
     def __init__(self, policy: Policy, context: int, at_once: int = 16) -> None:
         self.policy, self.tokens, self.at_once = policy, policy.tokens, at_once
-        self.engine = Engine(policy, MOST + 1, context)
+        self.engine = Engine(policy, at_once, context)
 
     @torch.no_grad()
     def probabilities(
@@ -81,45 +79,6 @@ class OrderReader:
                 else:
                     share[i, place, option] = prob
         return found
-
-    @torch.no_grad()
-    def joint(self, stream: Sequence[int], state: np.ndarray, orders: np.ndarray, places: Sequence[int]) -> Floats:
-        """Log-probabilities (M,) of joint orders (M, N) of the units in `places`, asked in this order."""
-        trees, found = trees_of(state), np.zeros(len(orders))
-        slot = self.engine.allocate()
-        if len(stream) > 1:
-            self.engine.read([slot], [stream[:-1]])
-        for start in range(0, len(orders), MOST):
-            rows = orders[start : start + MOST]
-            texts, marks = zip(*(self._written(stream[-1], row, trees, places) for row in rows), strict=True)
-            forks = self.engine.fork(slot, len(rows))
-            hidden = self.engine.read(forks, texts)
-            for fork in forks:
-                self.engine.free(fork)
-            starts = np.cumsum([0, *(len(text) for text in texts)])
-            flat = [(i, s + at, tree, option) for i, (s, own) in enumerate(zip(starts, marks, strict=False))
-                    for at, tree, option in own]  # fmt: skip
-            logits = self.policy.logits(hidden[[at for _, at, _, _ in flat]]).double().cpu().numpy()
-            for (i, _, tree, option), row in zip(flat, logits, strict=True):
-                ids = self._ids(tree)
-                found[start + i] += row[ids[option]] - np.logaddexp.reduce(row[list(ids.values())])
-        self.engine.free(slot)
-        return found
-
-    def _written(
-        self, last: int, orders: np.ndarray, trees: dict[int, Tree], places: Sequence[int]
-    ) -> tuple[list[int], list[tuple[int, Tree, str]]]:
-        """Tokens that ask for and answer these orders, and for each choice: where it is read, among what, and which."""
-        ids, marks = [last], []
-        for place in places:
-            ids += self._asked(place)
-            tree: Tree = trees[place]
-            for option in choices_of(tree, int(orders[place])):
-                marks.append((len(ids) - 1, tree, option))
-                ids += [self._ids(tree)[option], *self._cue]
-                tree = tree[option] if not isinstance(tree[option], int) else tree  # type: ignore[assignment]
-            del ids[len(ids) - len(self._cue) :]
-        return ids, marks
 
     @property
     def _cue(self) -> list[int]:

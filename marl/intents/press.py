@@ -25,7 +25,6 @@ from marl.agents.scripted.diplomacy import ASK, OFFER, understand
 from marl.model.tokens import StreamWriter, Tokens
 from marl.types import Kind
 
-NO_TALK = ""  # a partner with whom there is none
 PUBLIC = re.compile(r"(spring|fall|winter)( retreats)? \d+|[A-Z]{3} [-+HDB].*")
 HEARD = re.compile(rf"({'|'.join(POWERS)}): (.*)")
 CUT = re.compile(r"cut (\d+)")
@@ -191,15 +190,15 @@ def truthful(phase: Phase, partner: str | None = None) -> bool:
 
 
 # --- Views ------------------------------------------------------------------------------------------------------------
-def talk_view(opening: str, power: str, phases: Sequence[Phase], partner: str | None, tokens: Tokens) -> StreamWriter:
-    """A seat's stream with the talk that it had with one partner alone (None: with all), without a question at its end.
+def talk_view(notes: Notes, power: str, phases: Sequence[Phase], partner: str | None, tokens: Tokens) -> StreamWriter:
+    """A power's stream with the talk that it had with one partner alone (None: with all), up to a question.
 
-    What was said is in it as heard or as own replies, of which no loss learns; belief questions and own earlier choices
-    of orders are left out.
+    `notes`: of that seat, or of its partner, who knows that talk too, and what all are told. What was said is in it as
+    heard or as own replies, of which no loss learns; belief questions and own earlier choices of orders are left out.
     """
     view, style = StreamWriter(tokens), Style.COMPACT
     names = (*POWERS, NOBODY)
-    view.observe(opening, (), 0)
+    view.observe(notes.opening.replace(notes.power, power), (), 0)
     for phase in phases:
         view.observe(phase.before, (), 0)
         for said in phase.talk:

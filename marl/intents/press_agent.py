@@ -27,7 +27,7 @@ from marl.intents import filters
 from marl.intents.agent import PLAN, CiceroConfig, Parts
 from marl.intents.draws import Draw, draws_for, shown
 from marl.intents.orders import OrderReader, trees_of
-from marl.intents.press import NO_TALK, Intent, Notes, Phase, Said, choices_of, talk_view
+from marl.intents.press import Intent, Notes, Phase, Said, choices_of, talk_view
 from marl.model.policy import Policy
 from marl.planning.press import OrderPlan, PressConfig, plan_order
 from marl.types import Belief, Kind, Stream
@@ -41,40 +41,41 @@ class Planner:
 
     def plan(self, notes: Notes, place: int, seed: Sequence[int]) -> OrderPlan | None:
         """Plans the order of the own unit in `place`; None where it is the only unit."""
-        phase = notes.phases[-1]
-        owner, state = phase.state[0, :N].astype(int), phase.state
-        others = [v for v in range(N) if owner[v] >= 0 and v != place]
-        if not others:
+        state, me = notes.phases[-1].state, notes.power
+        owner = {v: POWERS[state[0, v]] for v in range(N) if state[0, v] >= 0 and v != place}
+        if not owner:
             return None
-        spoken = {power for said in (s for p in notes.phases for s in p.talk) for power in (said.speaker, said.reader)}
-        whom = {v: POWERS[owner[v]] if POWERS[owner[v]] in spoken else NO_TALK for v in others}
-        whom |= {v: None for v in others if owner[v] == owner[place]}  # type: ignore[dict-item]
-        partners: list[str | None] = [None, *dict.fromkeys(w for w in whom.values() if w is not None)]
-        streams = [self.stream(notes, notes.phases, partner) for partner in partners]
-        asked = [[place, *(v for v in others if partner in (None, whom[v]))] for partner in partners]
-        found = self.reader.probabilities(streams, [state] * len(streams), asked)
-        pairs = np.zeros((N, 2, found[0].shape[1]))
-        for v in others:
-            read = found[partners.index(whom[v])]
-            pairs[v] = read[place], read[v]
-        rng = np.random.default_rng([*seed, PLAN])
-        shuffled = rng.permutation(others)  # powers in any order: the model has learned all
+        spoken = {power for phase in notes.phases for said in phase.talk for power in (said.speaker, said.reader)}
+        mine = [
+            None,
+            NOBODY,
+            *sorted(spoken - {me}),
+        ]  # views of the own orders, by partner; with nobody there is no talk
+        theirs = sorted({*owner.values()} - {me})
+        streams = [self.stream(notes, me, notes.phases, partner) for partner in mine]
+        streams += [self.stream(notes, power, notes.phases, me) for power in theirs]
+        own = [v for v in owner if owner[v] == me]
+        asked = [[place, *own]] + [[place]] * (len(mine) - 1) + [[v for v in owner if owner[v] == p] for p in theirs]
+        whole, *found = self.reader.probabilities(streams, [state] * len(streams), asked)
+        in_pair, others = (
+            dict(zip(mine[1:], found, strict=False)),
+            dict(zip(theirs, found[len(mine) - 1 :], strict=True)),
+        )
+        pairs = np.zeros((N, 2, whole.shape[1]))
+        for v, power in owner.items():
+            pairs[v] = in_pair.get(power, in_pair[NOBODY])[place], others.get(power, whole)[v]
+        return plan_order(state, place, whole[place], pairs, self.config, np.random.default_rng([*seed, PLAN]))
 
-        def joint(drawn: np.ndarray) -> np.ndarray:
-            return self.reader.joint(streams[0], state, drawn, shuffled.tolist())
-
-        return plan_order(state, place, found[0], pairs, joint, self.config, rng)
-
-    def stream(self, notes: Notes, phases: Sequence[Phase], partner: str | None) -> list[int]:
-        """The view of a seat's talk with one partner (None: with all)."""
-        return talk_view(notes.opening, notes.power, phases, partner, self.reader.tokens).stream.tokens
+    def stream(self, notes: Notes, power: str, phases: Sequence[Phase], partner: str | None) -> list[int]:
+        """The view of a power's talk with one partner (None: with all)."""
+        return talk_view(notes, power, phases, partner, self.reader.tokens).stream.tokens
 
     def agree(self, notes: Notes, partner: str, messages: Sequence[str], intended: tuple[int, int]) -> list[float]:
         """Probability of the intended order after each of these messages to a partner."""
         place, code = intended
         *before, now = notes.phases
         after = [replace(now, talk=[*now.talk, Said(notes.power, partner, m)] if m else now.talk) for m in messages]
-        streams = [self.stream(notes, [*before, each], partner) for each in after]
+        streams = [self.stream(notes, notes.power, [*before, each], partner) for each in after]
         found = self.reader.probabilities(streams, [now.state] * len(streams), [[place]] * len(streams))
         return [float(each[place, code]) for each in found]
 

@@ -1,8 +1,8 @@
 """Trains the two models that talk with a plan in `pure` Diplomacy, on scripted games, from a base that knows the game.
 
 The action model reads views of one seat (`press.talk_view`), cut after a message, with all talk or that with one
-partner alone, and learns everybody's orders, unit by unit in random order. Views in which somebody said other than it
-then ordered are left out. The dialogue model reads whole seats, as the base did, and before each own message the intent
+partner alone, and learns what the seat then ordered. Views in which somebody said other than it ordered are left out.
+The dialogue model reads whole seats, as the base did, and before each own message the intent
 that the action model finds in it.
 """
 
@@ -40,7 +40,7 @@ from marl.types import Episode, Kind, Stream, Turn
 
 GAMES, VIEWS, TESTED = 108, 109, 110  # places of the seed
 WHOLE = 0.4  # share of the views that hold all of a seat's talk
-Progress = Callable[[int], None]
+Progress = Callable[[int, int], None]  # steps taken, all steps
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def draw_scripted(env: Mapping[str, Any], players: str, seed: int, place: int, c
 
 # --- The action model -------------------------------------------------------------------------------------------------
 def order_rows(played: Played, views: int, tokens: Tokens, rng: np.random.Generator) -> tuple[list[Row], int]:
-    """Rows that teach everybody's orders: `views` of each seat and phase. Returns them, and how many were left out as
+    """Rows that teach a seat's orders: `views` of each seat and phase. Returns them, and how many were left out as
     not truthful."""
     rows: list[Row] = []
     untrue = 0
@@ -99,18 +99,17 @@ def order_rows(played: Played, views: int, tokens: Tokens, rng: np.random.Genera
                     untrue += 1
                     continue
                 own = [*notes.phases[:number], cut]
-                rows.append(order_row(notes, own, partner, phase.orders, tokens, rng, len(rows)))
+                rows.append(order_row(notes, own, partner, phase.orders, tokens, len(rows)))
     return rows, untrue
 
 
 def order_row(
-    notes: Notes, phases: Sequence[Phase], partner: str | None, orders: Mapping[int, int], tokens: Tokens,
-    rng: np.random.Generator, index: int,
-) -> Row:  # fmt: skip
-    """One view, and all orders as replies."""
-    view, turns = talk_view(notes.opening, notes.power, phases, partner, tokens), list[Turn]()
-    trees = trees_of(phases[-1].state)
-    for place in rng.permutation(sorted(orders)).tolist():
+    notes: Notes, phases: Sequence[Phase], partner: str | None, orders: Mapping[int, int], tokens: Tokens, index: int
+) -> Row:
+    """One view, and the seat's orders as replies."""
+    view, turns = talk_view(notes, notes.power, phases, partner, tokens), list[Turn]()
+    trees, state = trees_of(phases[-1].state), phases[-1].state[0]
+    for place in [p for p in sorted(orders) if POWERS[state[p]] == notes.power]:
         view.observe(asks(place), (), 0)
         tree: Any = trees[place]
         for option in choices_of(tree, orders[place]):
@@ -138,12 +137,12 @@ def learn_rows(
         for epoch in itertools.count():
             yield from batches(rows, base.rows, np.random.default_rng([base.seed, epoch]))
 
-    fit(policy, draw(), steps, base, losses, optimizer, progress)
+    fit(policy, draw(), steps, base, losses, optimizer, lambda done: progress(done, steps))
     return policy
 
 
 def action_model(
-    start: Policy, played: Played, views: int, base: BaseConfig, progress: Progress = lambda done: None
+    start: Policy, played: Played, views: int, base: BaseConfig, progress: Progress = lambda done, total: None
 ) -> tuple[Policy, dict[str, float]]:
     """Trains the action model. Returns it with counts of what it learned from."""
     rows, untrue = order_rows(played, views, start.tokens, np.random.default_rng([base.seed, VIEWS]))
@@ -154,8 +153,8 @@ def action_model(
 # --- Annotation -------------------------------------------------------------------------------------------------------
 @torch.no_grad()
 def annotate(seats: Sequence[Notes], reader: OrderReader) -> list[list[list[Intent | None]]]:
-    """Intents of each seat's own messages, by phase: both orders that are likeliest in the view of its talk with the
-    reader, up to and including the message. None for a message of a power without units."""
+    """Intents of each seat's own messages, by phase: the orders of author and reader that are likeliest in their views
+    of their talk with each other, up to and including the message. None where one of them has no unit."""
     streams, states, places, where = [], [], [], []
     found: list[list[list[Intent | None]]] = []
     for s, notes in enumerate(seats):
@@ -170,14 +169,19 @@ def annotate(seats: Sequence[Notes], reader: OrderReader) -> list[list[list[Inte
                 if own is None or other is None:
                     continue
                 phases = [*notes.phases[:number], phase.until(count)]
-                view = talk_view(notes.opening, notes.power, phases, said.reader, reader.tokens)
-                streams.append(view.stream.tokens)
-                states.append(phase.state)
-                places.append((own, other))
+                for power, partner, place in ((said.speaker, said.reader, own), (said.reader, said.speaker, other)):
+                    streams.append(talk_view(notes, power, phases, partner, reader.tokens).stream.tokens)
+                    states.append(phase.state)
+                    places.append([place])
                 where.append((s, number, len(found[s][number]) - 1))
-    probs = reader.probabilities(streams, states, places)
-    for (s, number, message), (own, other), each in zip(where, places, probs, strict=True):
-        found[s][number][message] = Intent((own, int(each[own].argmax())), (other, int(each[other].argmax())))
+    probs = [
+        each[place].argmax()
+        for each, (place,) in zip(reader.probabilities(streams, states, places), places, strict=True)
+    ]
+    for (s, number, message), (own,), (other,), mine, theirs in zip(
+        where, places[::2], places[1::2], probs[::2], probs[1::2], strict=True
+    ):
+        found[s][number][message] = Intent((own, int(mine)), (other, int(theirs)))
     return found
 
 
@@ -211,7 +215,7 @@ def told(episode: Episode, agent: str, intents: Sequence[Intent | None], tokens:
 
 
 def dialogue_model(
-    start: Policy, played: Played, reader: OrderReader, base: BaseConfig, progress: Progress = lambda done: None
+    start: Policy, played: Played, reader: OrderReader, base: BaseConfig, progress: Progress = lambda done, total: None
 ) -> tuple[Policy, dict[str, float]]:
     """Trains the dialogue model. Returns it with counts of what it learned from."""
     seats = played.seats

@@ -1,9 +1,9 @@
 """Plans orders in `pure` Diplomacy given the talk so far, pair by pair (FAIR 2022, Cicero): an intent for each message.
 
 One unit is planned at a time. With each other unit it plays a game of two, solved by piKL under anchors that are
-conditional on what the two owners said to each other, while everybody else follows their anchors. The others' joint
-orders are drawn from these policies, with the importance weights P_joint / product of the marginals of the anchor; the
-own order is the anchored best response.
+conditional on what the two owners said to each other, while everybody else follows their anchors. The others' orders
+are drawn from these policies, and the own order is the anchored best response to them. Left out: the weights by which
+FAIR 2022 lets the others' orders go together; small models know each seat's orders, and no joint policy.
 
 A payoff is the score if the phase just planned were the game's last: every unit takes the centre that it then stands
 in. That is exact in the last fall; in spring it prices a province that is held at its centre. No value is learned.
@@ -14,7 +14,6 @@ Shapes: N provinces; V other units; A orders of the own unit, B of another; D dr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,7 +37,7 @@ class PressConfig:
     iterations: int = 30  # of piKL
     candidates: int = 12  # likeliest orders of each unit
     others: int = 8  # draws of what the rest orders, in the games of two
-    draws: int = 100  # of everybody's orders
+    draws: int = 100  # of what everybody else orders
     plausible: float = 0.1  # a reader is expected to order only what has this share of its likeliest order
     mute: bool = False  # plans and listens, and writes to nobody
 
@@ -97,24 +96,22 @@ def payoffs(state: np.ndarray, orders: np.ndarray) -> Floats:
 
 
 def plan_order(
-    state: np.ndarray, place: int, anchors: Floats, pairs: Floats, joint: Callable[[Ints], Floats],
-    config: PressConfig, rng: np.random.Generator,
-) -> OrderPlan:  # fmt: skip
+    state: np.ndarray, place: int, anchor: Floats, pairs: Floats, config: PressConfig, rng: np.random.Generator
+) -> OrderPlan:
     """Plans the order of the unit in `place`.
 
-    `anchors` (N, CODES): every unit's orders, given all that the planner knows. `pairs` (N, 2, CODES): the own unit's
-    and another's, given what the two owners said to each other. `joint`: log-probabilities (D,) of the orders (D, N) of
-    all other units together. There must be another unit.
+    `anchor` (CODES,): its orders, given all that the planner knows. `pairs` (N, 2, CODES): its orders and another
+    unit's, given what the two owners said to each other. There must be another unit.
     """
     owner = state[0, :N].astype(np.int64)
     me, others = owner[place], np.flatnonzero((owner >= 0) & (np.arange(N) != place))
-    own, tau = likeliest(anchors[place], config.candidates)
+    own, tau = likeliest(anchor, config.candidates)
     found = [likeliest(pairs[v, 1], config.candidates) for v in others]
-    theirs, anchor = np.stack([codes for codes, _ in found]), np.stack([probs for _, probs in found])
+    theirs, taus = np.stack([codes for codes, _ in found]), np.stack([probs for _, probs in found])
     (V, B), A, M = theirs.shape, len(own), config.others
 
     # Games of two, while the rest follow their anchors.
-    picked = pikl.sample([*anchor], V * M, rng)  # (V M, V)
+    picked = pikl.sample([*taus], V * M, rng)  # (V M, V)
     joined = np.zeros((V, A, B, M, N), np.int64)
     joined[..., others] = theirs[np.arange(V), picked].reshape(V, 1, 1, M, V)
     joined[..., place] = own[:, None, None]
@@ -123,19 +120,17 @@ def plan_order(
     scores = payoffs(state, joined.reshape(-1, N)).reshape(V, A, B, M, N).mean(3)
     gains, yields = scores[..., me], scores[np.arange(V), ..., owner[others]]
     mine = np.maximum(pairs[others, 0][:, own], pikl.FLOOR)  # (V, A)
-    game = pikl.solve([gains, yields], [mine / mine.sum(-1, keepdims=True), anchor], config.settings)
+    game = pikl.solve([gains, yields], [mine / mine.sum(-1, keepdims=True), taus], config.settings)
     expected = game.population[1]
 
-    # Everybody's orders at once, weighted by how well they go together.
+    # Everybody's orders at once.
     drawn = np.zeros((config.draws, N), np.int64)
     drawn[:, others] = theirs[np.arange(V), pikl.sample([*expected], config.draws, rng)]
-    alone = np.log(np.maximum(anchors[others, drawn[:, others]], pikl.FLOOR)).sum(-1)
-    weights = pikl.importance_weights(joint(drawn), alone)
     every = np.broadcast_to(drawn, (A, *drawn.shape)).copy()
     every[..., place] = own[:, None]
-    values = payoffs(state, every.reshape(-1, N))[:, me].reshape(A, -1) @ weights
+    values = payoffs(state, every.reshape(-1, N))[:, me].reshape(A, -1).mean(-1)
     chosen = int(pikl.best_response(values, tau, config.strength, config.floor))
-    return OrderPlan(place, own, tau, values, chosen, others, theirs, expected, anchor, gains)
+    return OrderPlan(place, own, tau, values, chosen, others, theirs, expected, taus, gains)
 
 
 def likeliest(probs: Floats, most: int) -> tuple[Ints, Floats]:

@@ -30,6 +30,7 @@ from tests.experiments.studies.test_drift import SMALL as HUMAN
 from tests.experiments.studies.test_frontier import TEST
 from tests.experiments.test_cicero import STUDY as INTENTS
 from tests.experiments.test_lookahead import SMALL as LOOKAHEAD
+from tests.experiments.test_press_intents import STUDY as PRESS_INTENTS
 from tests.experiments.webapp.test_study import STUDY
 from tests.human_dialogues import ROWS, games_of, write
 from tests.marl.models import hf_tokenizer, random_lm, save
@@ -74,6 +75,7 @@ MADE = {  # names that stand for one's own files, and what is in the folder belo
 FIRST = {  # a name, and the command of the pages that makes what it stands for
     "STUDY": "python -m experiments.lookahead",
     "intents-both": "python -m experiments.studies.intents data.dond=DIR",
+    "press-s0": "python -m experiments.studies.press_intents",
     "filtered_bc*": "python -m experiments.train -m sweep=dond_filtered_bc seed=0 env.objective=0,1 data.dond=DIR",
     "web_export": "python -m experiments.web_simulate study=my_study.yaml",
     "CODE": "python -m experiments.web_export study=my_study.yaml",
@@ -95,6 +97,7 @@ SMALLER: dict[str, tuple[str, ...]] = {
     "web_export": ("simulated=true",),  # games of people are not there
     "web_simulate": ("device=cpu", "people=2", "plays=2"),
     "studies.intents": (*INTENTS, "data.dond=null"),  # the dialogues here are too few
+    "studies.press_intents": (*QUIET, *GAMES, *PRESS_INTENTS),
 }  # fmt: skip
 
 
