@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from envs.core import END, Style
-from envs.diplomacy.orders import branches, in_compact
+from envs.diplomacy.orders import branches
 from envs.diplomacy.pure import HOMES, POWERS, N, order_text
 from envs.diplomacy.reading import Order
 from envs.diplomacy.texts import NOBODY, wording
@@ -45,8 +45,14 @@ class Intent(NamedTuple):
     reader: tuple[int, int]
 
     def text(self) -> str:
-        """The line by which a model is told its intent."""
-        return f"me {in_compact(order_text(*self.own))} you {in_compact(order_text(*self.reader))}\n"
+        """The line by which a model is told its intent, in words that messages have: a small model copies these."""
+        return f"me {_in_words(*self.own)} you {_in_words(*self.reader)}\n"
+
+
+def _in_words(place: int, code: int) -> str:
+    source, goal = divmod(code, N)
+    where = f"{HOMES[source]} to {HOMES[goal]}" if goal != source else f"{HOMES[source]} alone"
+    return where if source == place else f"support {where}"
 
 
 @dataclass

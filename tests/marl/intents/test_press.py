@@ -73,8 +73,8 @@ def test_which_of_two_units_helps_is_not_stated() -> None:
 
 
 def test_an_intent_is_told_in_the_words_of_orders() -> None:
-    assert Intent((PAR, MOVE), (BER, MOVE)).text() == "me PAR -CON you BER +PAR -CON\n"
-    assert Intent((PAR, HELP), (BER, HELP)).text() == "me PAR H you BER +PAR H\n"
+    assert Intent((PAR, MOVE), (BER, MOVE)).text() == "me PAR to CON you support PAR to CON\n"
+    assert Intent((PAR, HELP), (BER, HELP)).text() == "me PAR alone you support PAR alone\n"
 
 
 def test_a_seat_notes_the_talk_and_orders_that_it_knows() -> None:
