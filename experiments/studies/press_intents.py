@@ -70,7 +70,7 @@ from marl.types import Episode
 CAREFUL, MIXTURE = "careful", "mixture"  # scripted players: who do what they say, and who often don't
 ANNOTATION, NAIVE = "annotation", "order that was played"
 BASE, TALKS, MUTE = "base", "planner", "planner, mute"
-OTHERS = {"score/1v6": BASE, "score/1v6/careful": CAREFUL}  # by metric: who holds the other six seats
+OTHERS = {"score/1v6": BASE, "score/1v6/scripted": CAREFUL}  # by metric: who holds the other six seats
 AT_ONCE = 32  # streams that are continued side by side
 
 
@@ -399,7 +399,7 @@ def draw(rows: Sequence[TableRow], path: Path) -> None:
             "annotation is what is said": [r for r in rows if r.metric.startswith("intent/correspondence")],
             "stated order is the intended": [r for r in rows if r.metric == "intent/control"],
             "score among six of the base": [r for r in rows if r.metric == "score/1v6" and r.arm in arms],
-            "score among six careful": [r for r in rows if r.metric == "score/1v6/careful" and r.arm in arms],
+            "score among six careful": [r for r in rows if r.metric == "score/1v6/scripted" and r.arm in arms],
         },
         path,
     )

@@ -43,7 +43,7 @@ def test_its_table_has_what_is_measured_and_the_same_command_says_it_again(runs:
     before, rows = table.read_text(), csv_rows(table)
     found = {(row["arm"], row["metric"]) for row in rows}
     for arm in (press_intents.TALKS, press_intents.MUTE, press_intents.BASE):
-        assert {(arm, "score/1v6"), (arm, "score/1v6/careful")} <= found
+        assert {(arm, "score/1v6"), (arm, "score/1v6/scripted")} <= found
     for other in (press_intents.MUTE, press_intents.BASE):
         assert (f"{press_intents.TALKS} - {other}", "score/1v6") in found
     for arm in (press_intents.ANNOTATION, press_intents.NAIVE):
