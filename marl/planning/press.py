@@ -21,7 +21,7 @@ import numpy as np
 from envs.diplomacy.pure import SEASON, N, Pure
 from marl.common.errors import UserError, check_count
 from marl.planning import pikl
-from marl.planning.pikl import Floats, Ints
+from marl.planning.pikl import Bools, Floats, Ints
 
 GAME = Pure()
 
@@ -105,8 +105,9 @@ def plan_order(
     """
     owner = state[0, :N].astype(np.int64)
     me, others = owner[place], np.flatnonzero((owner >= 0) & (np.arange(N) != place))
-    own, tau = likeliest(anchor, config.candidates)
-    found = [likeliest(pairs[v, 1], config.candidates) for v in others]
+    legal = GAME.legal(state)[0]
+    own, tau = likeliest(anchor, legal[place], config.candidates)
+    found = [likeliest(pairs[v, 1], legal[v], config.candidates) for v in others]  # all have as many
     theirs, taus = np.stack([codes for codes, _ in found]), np.stack([probs for _, probs in found])
     (V, B), A, M = theirs.shape, len(own), config.others
 
@@ -133,8 +134,7 @@ def plan_order(
     return OrderPlan(place, own, tau, values, chosen, others, theirs, expected, taus, gains)
 
 
-def likeliest(probs: Floats, most: int) -> tuple[Ints, Floats]:
-    """The likeliest orders of (CODES,), and their probabilities, of sum 1."""
-    count = min(most, int((probs > 0).sum()))
-    codes: Ints = np.argsort(-probs, kind="stable")[:count]
+def likeliest(probs: Floats, legal: Bools, most: int) -> tuple[Ints, Floats]:
+    """The likeliest legal orders of (CODES,), and their probabilities, of sum 1."""
+    codes: Ints = np.argsort(np.where(legal, -probs, np.inf), kind="stable")[: min(most, int(legal.sum()))]
     return codes, probs[codes] / probs[codes].sum()
