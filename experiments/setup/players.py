@@ -1,7 +1,8 @@
 """Players by name: `base`, a run's folder, scripted players, `random`, `chat`.
 
 A language model whose name ends in `+plan`, as in `base+plan`, plans its claims or votes (marl/planning/planner.py). A
-folder of `experiments.studies.intents` with `+cicero` talks with a plan, too (marl/intents/agent.py). A player of
+folder of `experiments.studies.intents`, or of `press_intents` beside it, with `+cicero` talks with a plan, too
+(marl/intents/agent.py, press_agent.py). A player of
 `experiments.lookahead`, as runs/lookahead/STUDY/piKL-s0, plays `pure` Diplomacy (experiments/setup/lookahead.py).
 """
 
@@ -24,6 +25,7 @@ from marl.decoding.memory import Slots
 from marl.decoding.probes import size_of
 from marl.intents.agent import ACTION, CICERO, NONSENSE, PARTS, CiceroAgent, CiceroConfig, Parts
 from marl.intents.claims import MOST
+from marl.intents.press_agent import PressAgent
 from marl.model.lora import adapter_bytes, read_adapter
 from marl.model.policy import Policy, load_config
 from marl.planning.planner import GAMES as PLANNED
@@ -33,6 +35,7 @@ from marl.rollout.games import env_maker, scripted
 from marl.storage.checkpoint import adapter_base, folder_digest, is_adapter, load_policy, read_card, started_from
 from marl.storage.folder import CARD, CONFIG, run_settings
 
+TALKERS: Mapping[str, type[CiceroAgent] | type[PressAgent]] = {"dond": CiceroAgent, "diplomacy": PressAgent}  # by game
 RESERVED = (*LEARNERS, "base", "trained", "untrained", CHAT)  # names in episodes that no other run may have
 
 
@@ -104,12 +107,13 @@ def more_slots(name: str) -> int:
 def check_plans(name: str, game: str) -> None:
     """Refuses `+plan` or `+cicero` for a player that cannot plan so, or in a game without plans."""
     if name.endswith(CICERO):
-        if game != "dond":
+        if game not in TALKERS:
             raise UserError(f"{name}: env.game={game} has no intents; leave out {CICERO}")
         if not (Path(bare(name)) / PARTS).is_file():
+            study, example = ("press_intents", "press-s0") if game == "diplomacy" else ("intents", "intents-both-s0")
             raise UserError(
-                f"{name}: {bare(name)} has no intents; name a folder that experiments.studies.intents wrote, such as "
-                f"runs/intents-both-s0{CICERO}"
+                f"{name}: {bare(name)} has no intents; name a folder that experiments.studies.{study} wrote, such as "
+                f"runs/{example}{CICERO}"
             )
     if not name.endswith(SUFFIX):
         return
@@ -182,7 +186,7 @@ def model_player(
     """
     if name.endswith(CICERO):
         parts = Parts.load(Path(bare(name)), policy.device, policy)
-        return CiceroAgent(called, parts, cicero, game, style=style, **room(limits, seats, temperature))
+        return TALKERS[game](called, parts, cicero, game, style=style, **room(limits, seats, temperature))
     if name.endswith(SUFFIX):
         return planning_agent(called, policy, limits, seats, temperature, planner, game, style=style)
     return model_agent(called, policy, limits, seats, temperature, style)

@@ -21,17 +21,13 @@ from marl.common.errors import UserError
 Plan = Callable[[Pure, Small, np.random.Generator], Small]  # positions (S, WIDTH) -> orders of all units (S, N)
 
 
-class PurePlayer:
-    """One seat of one game. Takes every observation's text in order, by `observe` (WAIT) or `reply`."""
+class PureSeat:
+    """What one seat knows of a position. Takes every observation's text in order (`observe`)."""
 
-    def __init__(self, plan: Plan, seed: int) -> None:
-        self.plan, self.rng = plan, np.random.default_rng(seed)
+    def __init__(self) -> None:
         self.seen = Reader()
         self.judged = 0  # the phase whose attacks are in `hit`
         self.hit = np.full(N, -1)  # who last moved against each power
-        self.planned: tuple[int, Small] = (0, np.zeros(N, np.int8))  # the phase, and the orders of all units
-        self.left: tuple[str, ...] = ()  # orders of the unit whose choice is begun
-        self.order = ""  # of that unit
 
     def observe(self, text: str) -> None:
         """Reads an observation. UserError for another map or another victory than those it knows."""
@@ -48,6 +44,26 @@ class PurePlayer:
                     if order.verb == "-" and victim not in (None, order.power):
                         self.hit[POWERS.index(str(victim))] = POWERS.index(order.power)
 
+    def position(self) -> Small:
+        """Writes what it knows as a row of `Pure`, (1, WIDTH)."""
+        seen, row = self.seen, np.full(YEAR + 1, -1)
+        for start, known in ((0, seen.units), (N, seen.centres)):
+            for place, power in known.items():
+                row[start + HOMES.index(place)] = POWERS.index(power)
+        row[2 * N : 3 * N], row[SEASON], row[YEAR] = self.hit, seen.season == "fall", seen.year - 1
+        return row.astype(np.int8)[None]
+
+
+class PurePlayer(PureSeat):
+    """One seat of one game. Takes every observation's text in order, by `observe` (WAIT) or `reply`."""
+
+    def __init__(self, plan: Plan, seed: int) -> None:
+        super().__init__()
+        self.plan, self.rng = plan, np.random.default_rng(seed)
+        self.planned: tuple[int, Small] = (0, np.zeros(N, np.int8))  # the phase, and the orders of all units
+        self.left: tuple[str, ...] = ()  # orders of the unit whose choice is begun
+        self.order = ""  # of that unit
+
     def reply(self, text: str, options: Sequence[str] = ()) -> str:
         self.observe(text)
         if not options:
@@ -60,15 +76,6 @@ class PurePlayer:
         if self.seen.kind == "retreats":
             return self._retreat(options)
         return self._order(HOMES.index(asked[0]) if asked else None)
-
-    def position(self) -> Small:
-        """Writes what it knows as a row of `Pure`, (1, WIDTH)."""
-        seen, row = self.seen, np.full(YEAR + 1, -1)
-        for start, known in ((0, seen.units), (N, seen.centres)):
-            for place, power in known.items():
-                row[start + HOMES.index(place)] = POWERS.index(power)
-        row[2 * N : 3 * N], row[SEASON], row[YEAR] = self.hit, seen.season == "fall", seen.year - 1
-        return row.astype(np.int8)[None]
 
     def _order(self, place: int | None) -> str:
         """The option of its plan for the unit in a province, or None: for that whose choice is begun."""

@@ -1,1 +1,1 @@
-"""Intents: what a message of Deal or No Deal is said for, as a pair of claims (FAIR 2022, Cicero)."""
+"""Intents: what a message is said for, as a pair of claims or of orders (FAIR 2022, Cicero)."""

@@ -27,18 +27,19 @@ from marl.common.errors import UserError
 from marl.common.files import read_json
 from marl.intents import filters
 from marl.intents.claims import ClaimReader
-from marl.intents.draws import draw_messages, words_of
+from marl.intents.draws import Draw, draws_for, shown, words_of
 from marl.intents.nonsense import Ensemble, features
 from marl.intents.streams import ARMS, Intent, agreeing_end, intent_text, opening_of, said
 from marl.model.policy import Policy
 from marl.model.tokens import StreamWriter, Tokens
 from marl.planning.intents import IntentConfig, IntentPlan, plan_intent
 from marl.planning.planner import PlannerConfig, PlanningAgent, Talk, partner_belief
+from marl.planning.press import PressConfig
 from marl.storage.checkpoint import load_policy
 from marl.types import Kind, Planned, Stream
 
 CICERO = "+cicero"  # of the names of these players
-DRAW, PLAN = 2, 3  # places of a seat's seed
+PLAN = 3  # place of a seat's seed
 OPENER = "hi"  # said for silence, which the game does not allow, where a proposal is not allowed either
 PARTS = "intents.json"  # in a player's folder: the arm of its dialogue model
 ACTION, DIALOGUE, NONSENSE = "action", "policy", "nonsense"  # folders in it
@@ -56,6 +57,7 @@ class CiceroConfig:
     draws: int = 10  # messages drawn at most, before the agent proposes instead
     top_p: float = 0.9  # of the draws: the likeliest tokens of this probability
     plan: IntentConfig = field(default_factory=IntentConfig)
+    press: PressConfig = field(default_factory=PressConfig)  # in Diplomacy, in place of `plan`
 
     def __post_init__(self) -> None:
         if not 0 <= self.nonsense < 1:
@@ -67,17 +69,6 @@ class CiceroConfig:
                 raise UserError(f"cicero.{name}={getattr(self, name)}: must be above 0 and at most 1")
         if not 1 <= self.candidates <= self.draws:
             raise UserError(f"cicero.candidates={self.candidates}: must be at least 1, and at most draws={self.draws}")
-
-
-@dataclass
-class Draw:
-    """A message that was drawn, and what refused it; empty if nothing did."""
-
-    ids: list[int]
-    logprobs: list[float]
-    text: str  # of the message, as the partner would read it
-    refused: str = ""
-    value: float | None = None
 
 
 @dataclass
@@ -327,18 +318,9 @@ class CiceroAgent(PlanningAgent):
 
     def _draw(self, seat: ModelSeat, count: int, done: int) -> list[Draw]:
         """Draws messages after the seat's stream; `done`: how many there are already."""
-        stream = seat.view.stream.tokens
-        forks = self.engine.fork(seat.slot, count)
-        for fork in forks:
-            self.engine.rewind(fork, stream[:-1])
-        rng = np.random.default_rng([seat.seed, len(stream), DRAW, done])
         limit = min(seat.limit, self._free(seat))
-        found = draw_messages(
-            self.engine, forks, [stream[-1]] * count, [limit] * count, temperature=self.temperature,
-            top_p=self.cicero.top_p, rng=rng,
-        )  # fmt: skip
-        for fork in forks:
-            self.engine.free(fork)
+        how = {"temperature": self.temperature, "top_p": self.cicero.top_p}
+        found = draws_for(self.engine, seat, count, done, limit, **how)
         return [Draw(ids, own, words_of(ids, self.engine)) for ids, own in found]
 
     def finish(self, keys: Sequence[Key]) -> dict[Key, tuple[Stream, list[Any]]]:
@@ -348,9 +330,6 @@ class CiceroAgent(PlanningAgent):
 
 
 def thoughts_of(intent: Intent, drawn: Sequence[Draw]) -> str:
-    """Returns what a transcript shows of a reply: the intent, and each draw with what refused it."""
-    lines = [f"intent: {' '.join(map(str, intent.own))} for me, {' '.join(map(str, intent.partner))} for my partner"]
-    for draw in drawn:
-        worth = "" if draw.value is None else f" (worth {draw.value:.2f})"
-        lines.append(f"{f'refused, {draw.refused}' if draw.refused else 'passed'}: {draw.text or '...'}{worth}")
-    return "\n".join(lines)
+    """Returns what a transcript shows of a reply (`draws.shown`)."""
+    own, partner = (" ".join(map(str, each)) for each in intent)
+    return shown(f"{own} for me, {partner} for my partner", drawn)

@@ -3,32 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from envs.dond import replies, texts
+from marl.agents.model import ModelSeat
 from marl.decoding.engine import Engine
 
 Drawn = tuple[list[int], list[float]]  # a reply's ids and their log-probabilities, without the cut to the likeliest
+DRAW = 2  # place of a seat's seed
+
+
+@dataclass
+class Draw:
+    """A message that was drawn, and what refused it; empty if nothing did."""
+
+    ids: list[int]
+    logprobs: list[float]
+    text: str  # of the message, as the partner would read it; empty if it is unfinished or none
+    refused: str = ""
+    value: float | None = None
 
 
 @torch.no_grad()
 def draw_messages(
     engine: Engine, slots: Sequence[int], last: Sequence[int], limits: Sequence[int], *, temperature: float,
-    top_p: float, rng: np.random.Generator,
+    top_p: float, rng: np.random.Generator, tag: str = replies.MESSAGE,
 ) -> list[Drawn]:  # fmt: skip
-    """Continues the streams in these slots, whose `last` tokens are unread, by one message each, tag included.
+    """Continues the streams in these slots, whose `last` tokens are unread, by one message each, `tag` included.
 
     A message ends as a reply does, or after `limits` tokens. Log-probabilities are the model's at this temperature.
     """
     policy, tokens, count = engine.policy, engine.policy.tokens, len(slots)
-    tag = tokens.encode(replies.MESSAGE)
-    hidden = engine.read(slots, [[token, *tag] for token in last]).view(count, len(tag) + 1, -1)
+    begun = tokens.encode(tag) if tag else []
+    hidden = engine.read(slots, [[token, *begun] for token in last]).view(count, len(begun) + 1, -1)
     first = policy.speech_logits(policy.logits(hidden[:, :-1]), temperature).log_softmax(-1)
-    ids: list[list[int]] = [[*tag] for _ in slots]
-    logs = [[float(first[i, t, token]) for t, token in enumerate(tag)] for i in range(count)]
-    going, states = [i for i in range(count) if len(tag) < limits[i]], hidden[:, -1]
+    ids: list[list[int]] = [[*begun] for _ in slots]
+    logs = [[float(first[i, t, token]) for t, token in enumerate(begun)] for i in range(count)]
+    going, states = [i for i in range(count) if len(begun) < limits[i]], hidden[:, -1]
     states = states[going]
     while going:
         scores = policy.speech_logits(policy.logits(states), temperature).double().log_softmax(-1).cpu().numpy()
@@ -42,6 +56,24 @@ def draw_messages(
     return list(zip(ids, logs, strict=True))
 
 
+def draws_for(
+    engine: Engine, seat: ModelSeat, count: int, done: int, limit: int, *, temperature: float, top_p: float,
+    tag: str = replies.MESSAGE,
+) -> list[Drawn]:  # fmt: skip
+    """Draws messages after a seat's stream, whose slot stays as it is; `done`: how many there are already."""
+    stream = seat.view.stream.tokens
+    forks = engine.fork(seat.slot, count)
+    for fork in forks:
+        engine.rewind(fork, stream[:-1])
+    found = draw_messages(
+        engine, forks, [stream[-1]] * count, [limit] * count, temperature=temperature, top_p=top_p,
+        rng=np.random.default_rng([seat.seed, len(stream), DRAW, done]), tag=tag,
+    )  # fmt: skip
+    for fork in forks:
+        engine.free(fork)
+    return found
+
+
 def nucleus(probs: np.ndarray, top_p: float, height: float) -> int:
     """Draws a token (by `height` in [0, 1)) from the fewest likeliest ones that together have the probability
     `top_p`."""
@@ -53,9 +85,18 @@ def nucleus(probs: np.ndarray, top_p: float, height: float) -> int:
 
 
 def words_of(ids: Sequence[int], engine: Engine) -> str:
-    """Returns what a partner would read of a reply; empty if it is unfinished or no message."""
+    """Returns what a partner would read of a reply in Deal or No Deal; empty if it is unfinished or no message."""
     tokens = engine.policy.tokens
     parsed = replies.parse_reply(tokens.reply_text(ids), (0, 0, 0), False, 1)
     if not tokens.ends(ids) or not isinstance(parsed, replies.Message):
         return ""
     return texts.passed_on(parsed.text, len(parsed.text))
+
+
+def shown(intent: str, drawn: Sequence[Draw]) -> str:
+    """Returns what a transcript shows of a reply: the intent, and each draw with what refused it."""
+    lines = [f"intent: {intent}"]
+    for draw in drawn:
+        worth = "" if draw.value is None else f" (worth {draw.value:.2f})"
+        lines.append(f"{f'refused, {draw.refused}' if draw.refused else 'passed'}: {draw.text or '...'}{worth}")
+    return "\n".join(lines)

@@ -106,16 +106,8 @@ def plan_intent(
 
 def partner_claim(claims: tuple[Triple, ...], own: Triple, expected: Floats, anchor: Floats, plausible: float) -> int:
     """The claim of one's own that the partner's intent leaves: of most points to oneself among those that have at least
-    the share `plausible` of the likeliest one's probability, under the population and under the anchor (FAIR 2022).
-
-    Where the two have none in common, the population decides. Of equal points the likelier one.
-    """
-    likely = expected >= plausible * expected.max()
-    both = likely & (anchor >= plausible * anchor.max())
-    among = np.flatnonzero(both if both.any() else likely)
-    worth = np.array(claims)[among] @ np.array(own)
-    best = among[worth == worth.max()]
-    return int(best[expected[best].argmax()])
+    the share `plausible` of the likeliest one's probability (`pikl.wished`)."""
+    return pikl.wished(np.array(claims) @ np.array(own), expected, anchor, plausible)
 
 
 def sampled_values(

@@ -222,6 +222,19 @@ def best_response(values: ArrayLike, anchor: ArrayLike, strength: float = 3e-3, 
     return np.argmax(np.asarray(values, dtype=np.float64) + strength * np.log(np.maximum(anchor, floor)), axis=-1)
 
 
+def wished(worth: Floats, expected: Floats, anchor: Floats, plausible: float) -> int:
+    """The action of another that is of most worth (A,) to oneself, among those that have at least the share `plausible`
+    of the likeliest one's probability, as it is `expected` (A,) and under the `anchor` (A,) (FAIR 2022).
+
+    Where the two have none in common, what is expected decides. Of equal worth the likelier one.
+    """
+    likely = expected >= plausible * expected.max()
+    both = likely & (anchor >= plausible * anchor.max())
+    among = np.flatnonzero(both if both.any() else likely)
+    best = among[worth[among] == worth[among].max()]
+    return int(best[expected[best].argmax()])
+
+
 def sample(policies: Sequence[ArrayLike], draws: int, rng: np.random.Generator) -> Ints:
     """Independent joint actions, (*batch, draws, m), of m players with policies (*batch, A_j)."""
     columns = []

@@ -30,6 +30,7 @@ from tests.experiments.launch.test_pages import code
 from tests.experiments.studies.test_frontier import TEST
 from tests.experiments.test_cicero import STUDY as INTENTS
 from tests.experiments.test_lookahead import SMALL as LOOKAHEAD
+from tests.experiments.test_press_intents import STUDY as PRESS_INTENTS
 from tests.experiments.webapp.test_study import STUDY
 from tests.human_dialogues import ROWS, games_of, write
 from tests.marl.models import hf_tokenizer, random_lm, save
@@ -73,6 +74,7 @@ FIRST = {  # a name, and the command of the pages that makes what it stands for
     "STUDY": "python -m experiments.lookahead",
     "RUNS": "python -m experiments.train sweep=dond_human data.dond=DIR",
     "intents-both": "python -m experiments.studies.intents data.dond=DIR",
+    "press-s0": "python -m experiments.studies.press_intents",
     "web_export": "python -m experiments.web_simulate study=my_study.yaml",
     "CODE": "python -m experiments.web_export study=my_study.yaml",
     "study=load": "make negotiation",
@@ -95,6 +97,7 @@ SMALLER: dict[str, tuple[str, ...]] = {
     "web_export": ("simulated=true",),  # games of people are not there
     "web_simulate": ("device=cpu", "people=2", "plays=2"),
     "studies.intents": (*INTENTS, "data.dond=null"),  # the dialogues here are too few
+    "studies.press_intents": (*QUIET, *GAMES, *PRESS_INTENTS),
 }  # fmt: skip
 
 

@@ -1,0 +1,90 @@
+"""The study that makes players of Diplomacy with `+cicero`, and such a player from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments import evaluate
+from experiments.setup.players import check_plans, check_players, played_as
+from experiments.studies import press_intents
+from marl.agents.model import PlayConfig
+from marl.common.errors import UserError
+from marl.common.files import csv_rows
+from marl.metrics.wording import wording
+from marl.rollout.cast import Seats
+from marl.rollout.games import env_maker
+from tests.composing import configure
+from tests.marl.intents.press_models import ENV
+
+WEAK = (
+    "cicero.draws=2", "cicero.candidates=1", "cicero.press.iterations=2", "cicero.press.draws=4",
+    "cicero.press.others=1", "cicero.press.candidates=4",
+)  # fmt: skip
+STUDY = (  # a small one
+    "base.games=24", "base.tokenizer_games=20", "model.hidden_size=32", "model.layers=1", "model.intermediate_size=64",
+    "scripted_games=4", "tested_games=2", "control=6", "seeds=[0]", *WEAK,
+)  # fmt: skip
+PLAY = ("progress=false", "threads=1", "device=cpu", "games=2", "concurrency=2")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a small study has been made."""
+    folder = tmp_path_factory.mktemp("runs")
+    press_intents.main(configure("press_intents", f"runs={folder}", *PLAY, *STUDY))
+    return folder
+
+
+def test_its_table_has_what_is_measured_and_the_same_command_says_it_again(runs: Path) -> None:
+    table = runs / "press_intents/table.csv"
+    before, rows = table.read_text(), csv_rows(table)
+    found = {(row["arm"], row["metric"]) for row in rows}
+    for arm in (press_intents.TALKS, press_intents.MUTE, press_intents.BASE):
+        assert {(arm, "score/1v6"), (arm, "score/1v6/scripted")} <= found
+    for other in (press_intents.MUTE, press_intents.BASE):
+        assert (f"{press_intents.TALKS} - {other}", "score/1v6") in found
+    for arm in (press_intents.ANNOTATION, press_intents.NAIVE):
+        assert (arm, "intent/correspondence") in found
+    assert all(row[name] for row in rows for name in ("mean", "low", "high", "seeds", "games"))
+    assert all(wording(metric) for _, metric in found)
+    cells = {path: path.stat().st_mtime_ns for path in (runs / "press_intents").glob("*.json")}
+    press_intents.main(configure("press_intents", f"runs={runs}", *PLAY, *STUDY))
+    assert table.read_text() == before
+    assert cells == {path: path.stat().st_mtime_ns for path in (runs / "press_intents").glob("*.json")}
+
+
+def test_its_player_is_evaluated_with_its_plans_in_the_transcripts(runs: Path, tmp_path: Path) -> None:
+    names = f"players=[{runs}/press-s0+cicero,careful]"
+    game = ("env=diplomacy", "env.press=private", "env.years=1", "model.context=512")
+    evaluate.main(configure("evaluate", names, f"out={tmp_path}", *game, *PLAY, *WEAK))
+    episodes = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
+    own = [t for e in episodes for t in e["turns"] if e["players"][t["agent"]] == "press-s0+cicero"]
+    assert any(t.get("thoughts", "").startswith("plan: A ") for t in own)
+    assert any(t.get("thoughts", "").startswith("intent: I order A ") for t in own)
+
+
+def test_it_takes_a_seat_of_a_cast(runs: Path) -> None:
+    player = f"{runs}/press-s0+cicero"
+    check_players({"power": Seats("learner", partner=player, partners=3.0)}, ENV, env_maker(ENV)())
+    assert (
+        player in played_as({"power": Seats("learner", partner=player, partners=3.0)}, PlayConfig())["cicero"]["models"]
+    )
+
+
+def test_what_cannot_talk_with_a_plan_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"press-s0\+cicero"):
+        check_plans(f"{tmp_path}+cicero", "diplomacy")
+
+
+@pytest.mark.parametrize(
+    ("bad", "named"),
+    [("env.map_name=standard", "map_name=pure"), ("env.press=none", "press=private"), ("control=0", "control"),
+     ("years=0", "years")],
+)  # fmt: skip
+def test_bad_settings_are_refused_before_anything_is_made(bad: str, named: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=named):
+        press_intents.main(configure("press_intents", f"runs={tmp_path}", bad))
+    assert not [*tmp_path.iterdir()]
