@@ -118,7 +118,8 @@ RUN = sorted(line for line in LINES if not line.startswith(tuple(NOT_RUN)))
 def page_of(line: str) -> str:
     """Names the page of a command, one of results by its table."""
     page = LINES[line]
-    return f"{page.parent.name}/{page.stem.lower()}" if page in RESULTS else page.stem
+    own = {"README": page.parent.name, "notes": f"{page.parent.name}/notes"}
+    return own[page.stem] if page in RESULTS else page.stem
 
 
 def test_each_command_is_run_or_named_with_a_reason() -> None:
