@@ -37,6 +37,11 @@ class Said(NamedTuple):
     reader: str
     text: str
 
+    def within(self, power: str, partner: str | None) -> bool:
+        """Tells whether it belongs to the talk of a power with one partner (None: with all)."""
+        both = {self.speaker, self.reader}
+        return power in both and partner in (None, *both - {power})
+
 
 class Intent(NamedTuple):
     """Orders of a message's author and reader, as (province, order) in the numbers of `envs.diplomacy.pure`."""
@@ -208,7 +213,7 @@ def talk_view(notes: Notes, power: str, phases: Sequence[Phase], partner: str | 
     for phase in phases:
         view.observe(phase.before, (), 0)
         for said in phase.talk:
-            if partner not in (None, said.speaker, said.reader):
+            if not said.within(power, partner):
                 continue
             if said.speaker == power:
                 view.observe(wording(style, "to"), (), 0)
