@@ -187,7 +187,7 @@ def stated(said: Said, phase: Phase) -> Intent | None:
     mover, helper = (said.speaker, said.reader) if meant.act == ASK else (said.reader, said.speaker)
     place, help_from = HOMES.index(meant.place), phase.unit_of(helper)
     alone = (phase.state[0, :N] == POWERS.index(helper)).sum() == 1  # else it may be another unit that helps
-    if phase.state[0, place] != POWERS.index(mover) or not alone or help_from is None or meant.dest == HOMES[help_from]:
+    if phase.unit_of(mover) != place or not alone or help_from is None or meant.dest == HOMES[help_from]:
         return None
     code = place * N + HOMES.index(meant.dest)
     moves, helps = (place, code), (help_from, code)

@@ -70,6 +70,7 @@ def test_which_of_two_units_helps_is_not_stated() -> None:
     two = phase(PAR="FRANCE", BER="GERMANY", ROM="GERMANY")
     assert stated(Said("FRANCE", "GERMANY", "please support PAR to CON ."), two) is None
     assert stated(Said("GERMANY", "FRANCE", "please support BER to CON ."), two) is not None
+    assert stated(Said("GERMANY", "FRANCE", "please support ROM to CON ."), two) is None  # intents are of first units
 
 
 def test_an_intent_is_told_in_the_words_of_orders() -> None:
