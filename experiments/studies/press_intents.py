@@ -153,7 +153,7 @@ def make_models(seed: int, base: Policy, start: str, cfg: DictConfig, spec: Play
         return action_model(base, played(), cfg.views, how, functools.partial(progress, "action model"))
 
     action = kept_policy(action_folder, {"kind": "press action", **about}, act, place.device, say, "diplomacy")
-    dialogue_folder = cache / f"press-dialogue-s{seed}-{digest([about, cfg.dialogue_learning_rate])[:8]}"
+    dialogue_folder = cache / f"press-dialogue-s{seed}-{digest({**about, 'rate': cfg.dialogue_learning_rate})[:8]}"
 
     def talk() -> tuple[Policy, Mapping[str, float]]:
         reader, own = OrderReader(action, spec.algo.context), replace(how, learning_rate=cfg.dialogue_learning_rate)

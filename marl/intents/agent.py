@@ -319,8 +319,7 @@ class CiceroAgent(PlanningAgent):
     def _draw(self, seat: ModelSeat, count: int, done: int) -> list[Draw]:
         """Draws messages after the seat's stream; `done`: how many there are already."""
         limit = min(seat.limit, self._free(seat))
-        how = {"temperature": self.temperature, "top_p": self.cicero.top_p}
-        found = draws_for(self.engine, seat, count, done, limit, **how)
+        found = draws_for(self.engine, seat, count, done, limit, temperature=self.temperature, top_p=self.cicero.top_p)
         return [Draw(ids, own, words_of(ids, self.engine)) for ids, own in found]
 
     def finish(self, keys: Sequence[Key]) -> dict[Key, tuple[Stream, list[Any]]]:

@@ -37,6 +37,11 @@ class Said(NamedTuple):
     reader: str
     text: str
 
+    def within(self, power: str, partner: str | None) -> bool:
+        """Tells whether it belongs to the talk of a power with one partner (None: with all)."""
+        both = {self.speaker, self.reader}
+        return power in both and partner in (None, *both - {power})
+
 
 class Intent(NamedTuple):
     """Orders of a message's author and reader, as (province, order) in the numbers of `envs.diplomacy.pure`."""
@@ -182,7 +187,7 @@ def stated(said: Said, phase: Phase) -> Intent | None:
     mover, helper = (said.speaker, said.reader) if meant.act == ASK else (said.reader, said.speaker)
     place, help_from = HOMES.index(meant.place), phase.unit_of(helper)
     alone = (phase.state[0, :N] == POWERS.index(helper)).sum() == 1  # else it may be another unit that helps
-    if phase.state[0, place] != POWERS.index(mover) or not alone or help_from is None or meant.dest == HOMES[help_from]:
+    if phase.unit_of(mover) != place or not alone or help_from is None or meant.dest == HOMES[help_from]:
         return None
     code = place * N + HOMES.index(meant.dest)
     moves, helps = (place, code), (help_from, code)
@@ -208,7 +213,7 @@ def talk_view(notes: Notes, power: str, phases: Sequence[Phase], partner: str | 
     for phase in phases:
         view.observe(phase.before, (), 0)
         for said in phase.talk:
-            if partner not in (None, said.speaker, said.reader):
+            if not said.within(power, partner):
                 continue
             if said.speaker == power:
                 view.observe(wording(style, "to"), (), 0)

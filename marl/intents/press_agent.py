@@ -176,8 +176,9 @@ class PressAgent(ModelAgent):
         before = [said.text for phase in notes.phases for said in phase.talk if said.speaker == notes.power]
         (least,) = self.planner.agree(notes, notes.to, [""], intent.own)
         while len(drawn) < config.draws and not (drawn and not drawn[-1].refused):
-            how = {"temperature": self.temperature, "top_p": config.top_p, "tag": ""}
-            ((ids, logprobs),) = draws_for(self.engine, seat, 1, len(drawn), limit, **how)
+            ((ids, logprobs),) = draws_for(
+                self.engine, seat, 1, len(drawn), limit, temperature=self.temperature, top_p=config.top_p, tag=""
+            )
             words = self.tokens.reply_text(ids).partition(END)[0] if self.tokens.ends(ids) else ""
             draw = Draw(ids, logprobs, " ".join(words.split()))
             drawn.append(draw)

@@ -70,6 +70,7 @@ def test_which_of_two_units_helps_is_not_stated() -> None:
     two = phase(PAR="FRANCE", BER="GERMANY", ROM="GERMANY")
     assert stated(Said("FRANCE", "GERMANY", "please support PAR to CON ."), two) is None
     assert stated(Said("GERMANY", "FRANCE", "please support BER to CON ."), two) is not None
+    assert stated(Said("GERMANY", "FRANCE", "please support ROM to CON ."), two) is None  # intents are of first units
 
 
 def test_an_intent_is_told_in_the_words_of_orders() -> None:
@@ -92,7 +93,7 @@ def test_a_seat_notes_the_talk_and_orders_that_it_knows() -> None:
             assert [p.orders for p in notes.phases] == [p.orders for p in first.phases]
             heard = {(n, s) for n, p in enumerate(notes.phases) for s in p.talk}
             assert heard == {(n, s) for n, s in everything if notes.power in (s.speaker, s.reader)}
-        for each in first.phases:
+        for each in first.phases[:-1]:  # a game may end before the last orders are told
             legal = Pure().legal(each.state)[0]
             assert each.orders and all(legal[place, code] for place, code in each.orders.items())
             assert {*each.orders} == {*np.flatnonzero(each.state[0, :N] >= 0)}
@@ -138,7 +139,7 @@ def test_annotation_reads_the_words_and_not_what_was_ordered() -> None:
                 words = stated(said, each)
                 if words is not None:
                     assert intent == words
-                    broken += each.orders[words.own[0]] != words.own[1]
+                    broken += bool(each.orders) and each.orders[words.own[0]] != words.own[1]
     assert broken > 0  # else nothing is told from the naive annotation
 
 
@@ -151,7 +152,7 @@ def test_a_view_holds_the_talk_with_its_partner_alone() -> None:
     view = talk_view(notes, notes.power, notes.phases, partner, tokens())
     lines = tokens().decode(view.stream.tokens)
     spoken = lines.count("say ") + len(re.findall(rf"({'|'.join(POWERS)}): ", lines))
-    assert spoken == sum(partner in (said.speaker, said.reader) for said in texts) + lines.count("say ")
+    assert spoken == sum(partner in (said.speaker, said.reader) for said in texts)
     assert lines.count("say ") == sum(partner == said.reader for said in texts)
 
 

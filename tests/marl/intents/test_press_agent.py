@@ -79,7 +79,7 @@ def test_it_orders_what_it_planned_and_transcripts_say_so() -> None:
                     assert turns[number + 1].text == (f"-{words[6]}" if len(words) > 6 else "H")
                 planned += 1
         assert any(turn.get("thoughts", "").startswith("plan: ") for turn in episode_to_json(episode)["turns"])
-    assert planned >= 4
+    assert planned >= len(played())  # an untrained player may disband its unit early
 
 
 def test_the_same_game_is_played_again() -> None:
