@@ -25,6 +25,7 @@ from marl.common.files import digest
 from marl.decoding.memory import Slots
 from marl.decoding.probes import size_of
 from marl.intents.agent import ACTION, CICERO, NONSENSE, PARTS, CiceroAgent, CiceroConfig, Parts
+from marl.intents.among_us_agent import TableAgent
 from marl.intents.claims import MOST
 from marl.model.lora import adapter_bytes, read_adapter
 from marl.model.policy import Policy, load_config
@@ -35,6 +36,10 @@ from marl.rollout.games import env_maker, scripted
 from marl.storage.checkpoint import adapter_base, folder_digest, is_adapter, load_policy, read_card, started_from
 from marl.storage.folder import CARD, CONFIG, run_settings
 
+WITH_INTENTS = {  # games where one talks with a plan: the study that makes players, and one of them
+    "dond": ("intents", "intents-both-s0"),
+    "among_us": ("among_us_intents", "among-us-intents-s0"),
+}
 RESERVED = (*LEARNERS, "base", "trained", "untrained", CHAT)  # names in episodes that no other run may have
 
 
@@ -106,12 +111,13 @@ def more_slots(name: str) -> int:
 def check_plans(name: str, game: str) -> None:
     """Refuses `+plan` or `+cicero` for a player that cannot plan so, or in a game without plans."""
     if name.endswith(CICERO):
-        if game != "dond":
+        if game not in WITH_INTENTS:
             raise UserError(f"{name}: env.game={game} has no intents; leave out {CICERO}")
         if not (Path(bare(name)) / PARTS).is_file():
+            study, example = WITH_INTENTS[game]
             raise UserError(
-                f"{name}: {bare(name)} has no intents; name a folder that experiments.studies.intents wrote, such as "
-                f"runs/intents-both-s0{CICERO}"
+                f"{name}: {bare(name)} has no intents; name a folder that experiments.studies.{study} wrote, such as "
+                f"runs/{example}{CICERO}"
             )
     if not name.endswith(SUFFIX):
         return
@@ -184,6 +190,8 @@ def model_player(
     """
     if name.endswith(CICERO):
         parts = Parts.load(Path(bare(name)), policy.device, policy)
+        if game == "among_us":
+            return TableAgent(called, parts, cicero, style=style, **room(limits, seats, temperature))
         return CiceroAgent(called, parts, cicero, game, style=style, **room(limits, seats, temperature))
     if name.endswith(SUFFIX):
         return planning_agent(called, policy, limits, seats, temperature, planner, game, style=style)

@@ -483,8 +483,14 @@ def draw(rows: Sequence[TableRow], path: Path) -> None:
         "nonsense caught": [r for r in rows if r.metric.startswith("filter/recall/") and r.arm == HEADS],
         "score": [r for r in rows if r.metric == "game/score" and not {"v", "-"} & {*r.arm.split()}],
     }
-    figure = Figure(figsize=(HALF, 0.9 * HALF), layout="constrained")
-    for axes, (title, own), colour in zip(figure.subplots(2, 2).flat, panels.items(), PAPER[1:], strict=False):
+    draw_panels(panels, path)
+
+
+def draw_panels(panels: Mapping[str, Sequence[TableRow]], path: Path) -> None:
+    """Draws means with intervals, a panel for each title, two beside each other."""
+    lines = math.ceil(len(panels) / 2)
+    figure = Figure(figsize=(HALF, 0.45 * HALF * lines), layout="constrained")
+    for axes, (title, own), colour in zip(figure.subplots(lines, 2).flat, panels.items(), PAPER[1:], strict=False):
         names = [label(row) for row in own]
         for place, row in enumerate(own):
             axes.plot([row.low, row.high], [place, place], color=colour, linewidth=2)

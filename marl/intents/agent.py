@@ -26,10 +26,11 @@ from marl.agents.model import ModelSeat
 from marl.common.errors import UserError
 from marl.common.files import read_json
 from marl.intents import filters
+from marl.intents.among_us import TableConfig
 from marl.intents.claims import ClaimReader
-from marl.intents.draws import draw_messages, words_of
 from marl.intents.nonsense import Ensemble, features
 from marl.intents.streams import ARMS, Intent, agreeing_end, intent_text, opening_of, said
+from marl.intents.talker import Draw, Talker, thoughts
 from marl.model.policy import Policy
 from marl.model.tokens import StreamWriter, Tokens
 from marl.planning.intents import IntentConfig, IntentPlan, plan_intent
@@ -38,7 +39,7 @@ from marl.storage.checkpoint import load_policy
 from marl.types import Kind, Planned, Stream
 
 CICERO = "+cicero"  # of the names of these players
-DRAW, PLAN = 2, 3  # places of a seat's seed
+PLAN = 3  # place of a seat's seed
 OPENER = "hi"  # said for silence, which the game does not allow, where a proposal is not allowed either
 PARTS = "intents.json"  # in a player's folder: the arm of its dialogue model
 ACTION, DIALOGUE, NONSENSE = "action", "policy", "nonsense"  # folders in it
@@ -56,6 +57,7 @@ class CiceroConfig:
     draws: int = 10  # messages drawn at most, before the agent proposes instead
     top_p: float = 0.9  # of the draws: the likeliest tokens of this probability
     plan: IntentConfig = field(default_factory=IntentConfig)
+    among_us: TableConfig = field(default_factory=TableConfig)  # plans and filters of that game
 
     def __post_init__(self) -> None:
         if not 0 <= self.nonsense < 1:
@@ -67,17 +69,6 @@ class CiceroConfig:
                 raise UserError(f"cicero.{name}={getattr(self, name)}: must be above 0 and at most 1")
         if not 1 <= self.candidates <= self.draws:
             raise UserError(f"cicero.candidates={self.candidates}: must be at least 1, and at most draws={self.draws}")
-
-
-@dataclass
-class Draw:
-    """A message that was drawn, and what refused it; empty if nothing did."""
-
-    ids: list[int]
-    logprobs: list[float]
-    text: str  # of the message, as the partner would read it
-    refused: str = ""
-    value: float | None = None
 
 
 @dataclass
@@ -140,7 +131,7 @@ def ended(talk: Talk) -> list[tuple[bool, str | None]]:
     return [*words, *agreeing_end(bool(words) and words[-1][0])]
 
 
-class CiceroAgent(PlanningAgent):
+class CiceroAgent(Talker[Mind], PlanningAgent):
     """See the module. `counts`: draws, and by whom they were refused."""
 
     def __init__(
@@ -261,21 +252,6 @@ class CiceroAgent(PlanningAgent):
         self._note(key, reply.text)
         return replace(reply, planned=planned, thoughts=thoughts)
 
-    def _converse(self, key: Key, seat: ModelSeat, mind: Mind) -> list[Draw]:
-        """Draws messages until enough pass the filters. Returns all, in the order in which they were drawn."""
-        config = self.cicero
-        drawn: list[Draw] = []
-        wanted = config.candidates if config.value < 1 else 1
-        while len(drawn) < config.draws and (passed := sum(not d.refused for d in drawn)) < wanted:
-            more = self._draw(seat, min(wanted - passed, config.draws - len(drawn)), len(drawn))
-            self._filter(key, mind, more, drawn)
-            drawn += more
-        if config.value < 1:
-            self._by_value(key, mind, [d for d in drawn if not d.refused])
-        self.counts["drawn"] += len(drawn)
-        self.counts.update(f"refused/{draw.refused}" for draw in drawn if draw.refused)
-        return drawn
-
     def _filter(self, key: Key, mind: Mind, fresh: Sequence[Draw], earlier: Sequence[Draw]) -> None:
         """Applies all filters but the last to messages that were just drawn."""
         config, opening, talk = self.cicero, self._openings[key], self._talk[key]
@@ -325,22 +301,6 @@ class CiceroAgent(PlanningAgent):
         for draw, flag in zip(left, poor, strict=True):
             draw.refused = filters.VALUE if flag else ""
 
-    def _draw(self, seat: ModelSeat, count: int, done: int) -> list[Draw]:
-        """Draws messages after the seat's stream; `done`: how many there are already."""
-        stream = seat.view.stream.tokens
-        forks = self.engine.fork(seat.slot, count)
-        for fork in forks:
-            self.engine.rewind(fork, stream[:-1])
-        rng = np.random.default_rng([seat.seed, len(stream), DRAW, done])
-        limit = min(seat.limit, self._free(seat))
-        found = draw_messages(
-            self.engine, forks, [stream[-1]] * count, [limit] * count, temperature=self.temperature,
-            top_p=self.cicero.top_p, rng=rng,
-        )  # fmt: skip
-        for fork in forks:
-            self.engine.free(fork)
-        return [Draw(ids, own, words_of(ids, self.engine)) for ids, own in found]
-
     def finish(self, keys: Sequence[Key]) -> dict[Key, tuple[Stream, list[Any]]]:
         for key in keys:
             self._minds.pop(key, None)
@@ -349,8 +309,5 @@ class CiceroAgent(PlanningAgent):
 
 def thoughts_of(intent: Intent, drawn: Sequence[Draw]) -> str:
     """Returns what a transcript shows of a reply: the intent, and each draw with what refused it."""
-    lines = [f"intent: {' '.join(map(str, intent.own))} for me, {' '.join(map(str, intent.partner))} for my partner"]
-    for draw in drawn:
-        worth = "" if draw.value is None else f" (worth {draw.value:.2f})"
-        lines.append(f"{f'refused, {draw.refused}' if draw.refused else 'passed'}: {draw.text or '...'}{worth}")
-    return "\n".join(lines)
+    own, partner = (" ".join(map(str, each)) for each in intent)
+    return thoughts(f"{own} for me, {partner} for my partner", drawn)

@@ -16,19 +16,19 @@ Drawn = tuple[list[int], list[float]]  # a reply's ids and their log-probabiliti
 @torch.no_grad()
 def draw_messages(
     engine: Engine, slots: Sequence[int], last: Sequence[int], limits: Sequence[int], *, temperature: float,
-    top_p: float, rng: np.random.Generator,
+    top_p: float, rng: np.random.Generator, tag: str = replies.MESSAGE,
 ) -> list[Drawn]:  # fmt: skip
-    """Continues the streams in these slots, whose `last` tokens are unread, by one message each, tag included.
+    """Continues the streams in these slots, whose `last` tokens are unread, by one message each, `tag` included.
 
     A message ends as a reply does, or after `limits` tokens. Log-probabilities are the model's at this temperature.
     """
     policy, tokens, count = engine.policy, engine.policy.tokens, len(slots)
-    tag = tokens.encode(replies.MESSAGE)
-    hidden = engine.read(slots, [[token, *tag] for token in last]).view(count, len(tag) + 1, -1)
+    opened = tokens.encode(tag)
+    hidden = engine.read(slots, [[token, *opened] for token in last]).view(count, len(opened) + 1, -1)
     first = policy.speech_logits(policy.logits(hidden[:, :-1]), temperature).log_softmax(-1)
-    ids: list[list[int]] = [[*tag] for _ in slots]
-    logs = [[float(first[i, t, token]) for t, token in enumerate(tag)] for i in range(count)]
-    going, states = [i for i in range(count) if len(tag) < limits[i]], hidden[:, -1]
+    ids: list[list[int]] = [[*opened] for _ in slots]
+    logs = [[float(first[i, t, token]) for t, token in enumerate(opened)] for i in range(count)]
+    going, states = [i for i in range(count) if len(opened) < limits[i]], hidden[:, -1]
     states = states[going]
     while going:
         scores = policy.speech_logits(policy.logits(states), temperature).double().log_softmax(-1).cpu().numpy()

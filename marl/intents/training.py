@@ -47,14 +47,14 @@ Progress = Callable[[str, int, int], None]  # what is trained, steps taken, all 
 
 def kept_policy(
     folder: Path, made_of: Mapping[str, Any], make: Callable[[], tuple[Policy, Mapping[str, float]]],
-    device: torch.device | str = "cpu", report: Callable[[str], None] = print,
+    device: torch.device | str = "cpu", report: Callable[[str], None] = print, game: str = "dond",
 ) -> Policy:  # fmt: skip
     """The policy of these settings, from `folder`, or made and kept there."""
     about = {"format": FORMAT, **made_of}
 
     def save() -> None:
         policy, figures = make()
-        save_policy(folder, policy, {"made_of": about, "figures": dict(figures), "game": "dond"})
+        save_policy(folder, policy, {"made_of": about, "figures": dict(figures), "game": game})
 
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)

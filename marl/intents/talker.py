@@ -1,0 +1,103 @@
+"""Draws messages for a planned intent, until enough of them pass the filters; what the players of all games share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+
+from envs.dond.replies import MESSAGE
+from marl.agents.base import Key
+from marl.agents.model import ModelAgent, ModelSeat
+from marl.intents.draws import draw_messages, words_of
+
+Mind = TypeVar("Mind")  # what an agent has planned for a reply
+DRAW = 2  # place of a seat's seed
+
+
+@dataclass
+class Draw:
+    """A message that was drawn, and what refused it; empty if nothing did."""
+
+    ids: list[int]
+    logprobs: list[float]
+    text: str  # of the message, as the others would read it
+    refused: str = ""
+    value: float | None = None
+
+
+class Settings(Protocol):
+    """The settings that drawing needs (`agent.CiceroConfig`)."""
+
+    @property
+    def value(self) -> float: ...
+    @property
+    def candidates(self) -> int: ...
+    @property
+    def draws(self) -> int: ...
+    @property
+    def top_p(self) -> float: ...
+
+
+class Talker(ModelAgent, Generic[Mind]):
+    """A language model that draws several messages for one reply. `counts`: draws, and by whom they were refused."""
+
+    cicero: Settings
+    counts: Counter[str]
+    tag = MESSAGE  # that its messages begin with
+
+    @abstractmethod
+    def _filter(self, key: Key, mind: Mind, fresh: Sequence[Draw], earlier: Sequence[Draw]) -> None:
+        """Applies all filters but the last to messages that were just drawn."""
+
+    @abstractmethod
+    def _by_value(self, key: Key, mind: Mind, left: Sequence[Draw]) -> None:
+        """Refuses the candidates of least value."""
+
+    def _words(self, ids: Sequence[int]) -> str:
+        """Returns what the others would read of a reply; empty if it is unfinished or no message."""
+        return words_of(ids, self.engine)
+
+    def _converse(self, key: Key, seat: ModelSeat, mind: Mind) -> list[Draw]:
+        """Draws messages until enough pass the filters. Returns all, in the order in which they were drawn."""
+        config = self.cicero
+        drawn: list[Draw] = []
+        wanted = config.candidates if config.value < 1 else 1
+        while len(drawn) < config.draws and (passed := sum(not d.refused for d in drawn)) < wanted:
+            more = self._draw(seat, min(wanted - passed, config.draws - len(drawn)), len(drawn))
+            self._filter(key, mind, more, drawn)
+            drawn += more
+        if config.value < 1:
+            self._by_value(key, mind, [d for d in drawn if not d.refused])
+        self.counts["drawn"] += len(drawn)
+        self.counts.update(f"refused/{draw.refused}" for draw in drawn if draw.refused)
+        return drawn
+
+    def _draw(self, seat: ModelSeat, count: int, done: int) -> list[Draw]:
+        """Draws messages after the seat's stream; `done`: how many there are already."""
+        stream = seat.view.stream.tokens
+        forks = self.engine.fork(seat.slot, count)
+        for fork in forks:
+            self.engine.rewind(fork, stream[:-1])
+        rng = np.random.default_rng([seat.seed, len(stream), DRAW, done])
+        limit = min(seat.limit, self._free(seat))
+        found = draw_messages(
+            self.engine, forks, [stream[-1]] * count, [limit] * count, temperature=self.temperature,
+            top_p=self.cicero.top_p, rng=rng, tag=self.tag,
+        )  # fmt: skip
+        for fork in forks:
+            self.engine.free(fork)
+        return [Draw(ids, own, self._words(ids)) for ids, own in found]
+
+
+def thoughts(intent: str, drawn: Sequence[Draw]) -> str:
+    """Returns what a transcript shows of a reply: the intent in words, and each draw with what refused it."""
+    lines = [f"intent: {intent}"]
+    for draw in drawn:
+        worth = "" if draw.value is None else f" (worth {draw.value:.2f})"
+        lines.append(f"{f'refused, {draw.refused}' if draw.refused else 'passed'}: {draw.text or '...'}{worth}")
+    return "\n".join(lines)
