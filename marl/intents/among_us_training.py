@@ -19,8 +19,8 @@ import torch
 
 from envs.core import END
 from marl.decoding.engine import Engine
-from marl.intents.among_us import Intent, intent_text
-from marl.intents.among_us_votes import VOTER, Annotated, table_rows, with_votes
+from marl.intents.among_us import Intent, accused_outright, intent_text
+from marl.intents.among_us_votes import Annotated, meetings_of, said_by, table_rows, with_votes
 from marl.intents.draws import draw_messages
 from marl.learning.batch import Row
 from marl.losses.listening import ListeningLoss
@@ -33,9 +33,10 @@ from marl.pretraining.fit import fit
 from marl.rollout.games import env_maker, game_module, scripted
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import draw_games
-from marl.types import Episode, Kind, Stream
+from marl.types import Belief, Episode, Kind, Stream
 
 GAMES, ORDER, TOLD = 121, 122, 123  # places of the seed
+ALONE = 8  # passes of a lesson in votes over views alone
 HALF = 0.5  # share of the views that a dialogue model reads without intents
 
 Intents = Mapping[tuple[int, str], Mapping[int, Intent]]
@@ -124,31 +125,41 @@ def passes(draw: Callable[[int], Sequence[Row]], base: BaseConfig) -> Iterator[l
         yield from corpus.batches(draw(epoch), base.rows, np.random.default_rng([base.seed, ORDER, epoch]))
 
 
-def votes_alone(rows: Sequence[Row]) -> list[Row]:
-    """The rows with votes, without any other belief question."""
-    found = []
-    for episode, agent in rows:
-        votes = tuple(b for b in episode.beliefs if b.listener == agent and b.role == VOTER)
-        found += [(replace(episode, beliefs=votes), agent)] if votes else []
-    return found
+def lesson_rows(episodes: Sequence[Episode], tokens: Tokens) -> tuple[list[Row], list[Row]]:
+    """What a lesson in votes is made of: the views of players that kept their word, asked for their vote behind each
+    message that accuses outright whom they then voted for; and what the tables heard, asked behind every message."""
+    views: list[Row] = []
+    for episode in episodes:
+        kept: dict[str, list[Belief]] = {}
+        for said in said_by(episode, tokens, meetings_of(episode)):
+            if said.truthful and accused_outright(said.turn.message) == said.after.question.answer:
+                kept.setdefault(said.turn.agent, []).append(said.after)
+        views += [(replace(episode, beliefs=tuple(own)), agent) for agent, own in kept.items()]
+    return views, [row for episode in episodes for row in table_rows(episode, tokens)]
+
+
+def lesson_passes(views: Sequence[Row], tables: Sequence[Row], base: BaseConfig, alone: int) -> Iterator[list[Row]]:
+    """Batches of pass after pass: of the views, and after `alone` passes of half as many tables too."""
+    for epoch in itertools.count():
+        rng = np.random.default_rng([base.seed, ORDER, epoch])
+        more = [tables[i] for i in rng.permutation(len(tables))[: len(views) // 2]] if epoch >= alone else []
+        yield from corpus.batches([*views, *more], base.rows, rng)
 
 
 def action_model(
     model: ModelConfig, base: BaseConfig, env: Mapping[str, Any], games: Callable[[Tokens], Sequence[Episode]],
     lesson: Lesson, progress: Progress,
 ) -> Policy:  # fmt: skip
-    """A model that plays as the scripts do, and then, in a lesson of votes alone, learns to read them behind any
+    """A model that plays as the scripts do, and then, in a lesson of votes alone, learns to read them behind a
     message: beside imitation they are hardly learned. `games`: those to learn from."""
     policy = untrained(model, base, env)
-    rows = action_rows(games(policy.tokens), policy.tokens)
+    episodes = games(policy.tokens)
+    rows = action_rows(episodes, policy.tokens)
     learn(policy, lambda epoch: rows, base, progress)
-    votes = votes_alone(rows)
+    draw = lesson_passes(*lesson_rows(episodes, policy.tokens), base, ALONE)
     optimizer = OPTIMIZERS[lesson.optimizer](policy, lesson.learning_rate, 0.0)
     steps = lesson.steps
-    fit(
-        policy, passes(lambda epoch: votes, base), steps, base, {"listening": ListeningLoss(1.0)}, optimizer,
-        lambda done: progress(done, steps),
-    )  # fmt: skip
+    fit(policy, draw, steps, base, {"listening": ListeningLoss(1.0)}, optimizer, lambda done: progress(done, steps))
     return policy
 
 
