@@ -27,14 +27,14 @@ from experiments.launch.command import command
 from experiments.launch.terminal import say
 from experiments.setup.select import add_cards
 from experiments.setup.spec import PlaySpec, play_spec
-from experiments.studies.cells import Workspace, begin, check_play
+from experiments.studies.cells import Workspace, begin
 from experiments.studies.intents import REFUSED, draw_panels, kept, refused, table_row
 from marl.agents.base import Agent
 from marl.agents.model import model_agent, room
 from marl.common.errors import UserError, check_count
 from marl.common.files import digest, read_json, write_json
 from marl.intents.agent import ACTION, DIALOGUE, PARTS, CiceroConfig, Parts
-from marl.intents.among_us import SKIP, Intent, accused_outright
+from marl.intents.among_us import SKIP, Intent, accused_outright, mentioned
 from marl.intents.among_us_agent import TableAgent
 from marl.intents.among_us_training import action_model, dialogue_model, intents_of, say_under, scripted_games
 from marl.intents.among_us_votes import Annotated, annotate
@@ -101,7 +101,7 @@ def main(cfg: DictConfig) -> None:
     for seed in cfg.seeds:
         made = make_models(seed, cfg, spec, place)
         save_player(made, Path(cfg.runs))
-        about = digest({"models": made.models, "tested": cfg.tested, "control": cfg.control})[:8]
+        about = digest({"models": made.models, "tested": cfg.tested, "control": cfg.control, "mentioned": True})[:8]
         figures = kept(place.cells / f"words-s{seed}-{about}.json", lambda made=made: words(made, cfg, place))
         figures |= play(made, cfg, spec, place)
         add_cards([card(made, figures, cfg)], place.out)
@@ -119,12 +119,12 @@ def main(cfg: DictConfig) -> None:
 
 def check(cfg: DictConfig) -> None:
     """Refuses bad settings of this command."""
-    check_play(cfg)
     if cfg.env.game != "among_us" or cfg.env.style != "compact":
         raise UserError(f"env={cfg.env.game}, env.style={cfg.env.style}: this study plays Among Us in compact style")
+    check_count(cfg.seed, "seed", 0)
     for seed in cfg.seeds:
         check_count(seed, "seeds", 0)
-    for name in ("epochs", "tested", "control", "crew_games", "imposter_games"):
+    for name in ("epochs", "tested", "control", "crew_games", "imposter_games", "concurrency"):
         check_count(cfg[name], name)
 
 
@@ -203,15 +203,21 @@ def words(made: Made, cfg: DictConfig, place: Workspace) -> Figures:
     if not certain:
         raise UserError(f"tested={cfg.tested}: nobody accuses anybody in these games. Test more of them")
     figures: Figures = {}
-    for name, among in (("", certain), *((r, [e for e in certain if e.role == r]) for r in (CREW, IMPOSTER))):
-        for arm, right in (
-            ("annotation", lambda e: e.intent.own == accused_outright(e.turn.message)),
-            ("hearers' annotation", lambda e: e.intent.others == accused_outright(e.turn.message)),
-            ("naive annotation", lambda e: e.cast == accused_outright(e.turn.message)),
-        ):
+    readings: Mapping[str, Callable[[Annotated], str]] = {
+        "annotation": lambda each: each.intent.own,
+        "hearers' annotation": lambda each: each.intent.others,
+        "naive annotation": lambda each: each.cast,
+    }
+    for arm, read in readings.items():
+        for role in ("", CREW, IMPOSTER):
+            among = [each for each in certain if role in ("", each.role)]
             if among:
-                found = share([right(e) for e in among], [e.seed for e in among])
-                figures[f"by role: {arm}, {name}s" if name else arm, "intent/correspondence"] = found
+                right = share([read(e) == accused_outright(e.turn.message) for e in among], [e.seed for e in among])
+                figures[f"by role: {arm}, {role}s" if role else arm, "intent/correspondence"] = right
+        others = [each for each in annotated if mentioned(each.turn.message)]
+        if others:
+            same = share([read(e) == mentioned(e.turn.message) for e in others], [e.seed for e in others])
+            figures[arm, "intent/mentioned"] = same
     flags = [each.truthful for each in annotated]
     figures["scripted players", "intent/truthful"] = share(flags, [each.seed for each in annotated])
     return figures | control(made, games, annotated, certain, cfg, place)

@@ -71,6 +71,13 @@ def accused_outright(message: str) -> str:
     return names.pop() if len(names) == 1 else ""
 
 
+def mentioned(message: str) -> str:
+    """The one name of a message that accuses nobody, not even by a hint, in lower case; empty if there is none."""
+    statements = understand(message)
+    names = {LOWER[s.who] for s in statements if s.who}
+    return names.pop() if len(names) == 1 and not any(s.topic in ACCUSING for s in statements) else ""
+
+
 def untruthful(episode: Episode) -> set[tuple[str, int]]:
     """The messages, by agent and step, with a claim of fact that the game's log refutes. Opinions are no lies."""
     return {(claim.turn.agent, claim.turn.step) for claim in claims_of(episode) if claim.of_fact and claim.false}

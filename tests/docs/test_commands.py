@@ -28,6 +28,7 @@ from tests.composing import AMONG_US, DOND, SMALL
 from tests.experiments.launch.test_pages import code
 from tests.experiments.studies.test_drift import SMALL as HUMAN
 from tests.experiments.studies.test_frontier import TEST
+from tests.experiments.test_among_us_intents import STUDY as TABLE
 from tests.experiments.test_cicero import STUDY as INTENTS
 from tests.experiments.test_lookahead import SMALL as LOOKAHEAD
 from tests.experiments.webapp.test_study import STUDY
@@ -74,6 +75,7 @@ MADE = {  # names that stand for one's own files, and what is in the folder belo
 FIRST = {  # a name, and the command of the pages that makes what it stands for
     "STUDY": "python -m experiments.lookahead",
     "intents-both": "python -m experiments.studies.intents data.dond=DIR",
+    "among-us-intents": "python -m experiments.studies.among_us_intents",
     "filtered_bc*": "python -m experiments.train -m sweep=dond_filtered_bc seed=0 env.objective=0,1 data.dond=DIR",
     "web_export": "python -m experiments.web_simulate study=my_study.yaml",
     "CODE": "python -m experiments.web_export study=my_study.yaml",
@@ -94,6 +96,7 @@ SMALLER: dict[str, tuple[str, ...]] = {
     "web": ("device=cpu", "port=0"),
     "web_export": ("simulated=true",),  # games of people are not there
     "web_simulate": ("device=cpu", "people=2", "plays=2"),
+    "studies.among_us_intents": TABLE,
     "studies.intents": (*INTENTS, "data.dond=null"),  # the dialogues here are too few
 }  # fmt: skip
 
@@ -166,7 +169,8 @@ def smaller(module: str, given: list[str], bases: Path) -> list[str]:
         given = [word for word in given if not word.startswith(("hydra/launcher=joblib", "hydra.launcher.n_jobs="))]
     if module == "benchmark" and not any(word.startswith("bench=") for word in given):
         more.append("bench=quick")
-    if module in ("train", "evaluate", "talk", "studies.crossplay", "play", "studies.intents"):
+    of_intents = ("studies.intents", "studies.among_us_intents")
+    if module in ("train", "evaluate", "talk", "studies.crossplay", "play", *of_intents):
         more.append(f"cache={bases}")
     keys = {word.partition("=")[0] for word in more}
     return [word for word in given if word.partition("=")[0] not in keys] + more
@@ -232,7 +236,8 @@ def there(word: str, folder: Path) -> str:
     made = {
         "STUDY": "lookahead/*", "intents-both": "intents-both-*", "web_export": simulated,
         "study=load": "dond_quickstart-*", "best_response": "among_us_quickstart-full-s12-*",
-        "filtered_bc*": "dond_filtered_bc-*",
+        "among-us-intents": "python -m experiments.studies.among_us_intents",
+    "filtered_bc*": "dond_filtered_bc-*",
     }  # fmt: skip
     found = sorted((folder / "runs").glob(made[word]))
     return found[0].name if found else ""

@@ -25,6 +25,7 @@ from marl.intents.among_us import (
     exposes,
     imposter_values,
     intent_text,
+    mentioned,
     planned_vote,
     support,
 )
@@ -123,6 +124,14 @@ def witness(role: str = "imposter") -> Witness:
 )
 def test_accusations_that_leave_no_doubt(message: str, name: str) -> None:
     assert accused_outright(message) == name
+
+
+@pytest.mark.parametrize(
+    ("message", "name"),
+    [("i was with red in lab", "red"), ("red was near the body", ""), ("vote for red", ""), ("it was not me", "")],
+)
+def test_names_that_are_mentioned_without_blame(message: str, name: str) -> None:
+    assert mentioned(message) == name
 
 
 @pytest.mark.parametrize(
