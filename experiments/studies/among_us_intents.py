@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,7 @@ def main(cfg: DictConfig) -> None:
         made = make_models(seed, cfg, spec, place)
         save_player(made, Path(cfg.runs))
         about = digest({"models": made.models, "tested": cfg.tested, "control": cfg.control, "mentioned": True})[:8]
-        figures = kept(place.cells / f"words-s{seed}-{about}.json", lambda made=made: words(made, cfg, place))
+        figures = kept(place.cells / f"words-s{seed}-{about}.json", partial(words, made, cfg, place))
         figures |= play(made, cfg, spec, place)
         add_cards([card(made, figures, cfg)], place.out)
         for key, each in figures.items():

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from envs.dond.replies import MESSAGE
 from marl.agents.base import Key
 from marl.agents.model import ModelAgent, ModelSeat
 from marl.intents.draws import draw_messages, words_of
+
+if TYPE_CHECKING:
+    from marl.intents.agent import CiceroConfig
 
 Mind = TypeVar("Mind")  # what an agent has planned for a reply
 DRAW = 2  # place of a seat's seed
@@ -30,23 +33,10 @@ class Draw:
     value: float | None = None
 
 
-class Settings(Protocol):
-    """The settings that drawing needs (`agent.CiceroConfig`)."""
-
-    @property
-    def value(self) -> float: ...
-    @property
-    def candidates(self) -> int: ...
-    @property
-    def draws(self) -> int: ...
-    @property
-    def top_p(self) -> float: ...
-
-
 class Talker(ModelAgent, Generic[Mind]):
     """A language model that draws several messages for one reply. `counts`: draws, and by whom they were refused."""
 
-    cicero: Settings
+    cicero: CiceroConfig
     counts: Counter[str]
     tag = MESSAGE  # that its messages begin with
 

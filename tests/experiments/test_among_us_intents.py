@@ -43,8 +43,9 @@ def player(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_evaluation_and_transcripts(player: str, tmp_path: Path) -> None:
+    table = ("env=among_us", "cast.crewmate.partners=0")
     small = ("games=4", "concurrency=4", "progress=false", "threads=1", "model.context=1024", "env.max_steps=60")
-    evaluate.main(configure("evaluate", "env=among_us", f"players=[{player},careful]", f"out={tmp_path}", *small))
+    evaluate.main(configure("evaluate", *table, f"players=[{player},careful]", f"out={tmp_path}", *small))
     episodes = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
     own = [t for e in episodes for t in e["turns"] if e["players"][t["agent"]].endswith("+cicero")]
     assert own and all(t["thoughts"].startswith("intent: vote ") for t in own if t["kind"] == "SPEAK")
