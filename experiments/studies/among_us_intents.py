@@ -332,11 +332,16 @@ def draw(rows: Sequence[TableRow], path: Path) -> None:
     """Draws correspondence, control, and win rates by who plans."""
     won = [row for row in rows if row.metric == WON and " - " not in row.arm]
     panels = {
-        "says what the message states": [row for row in rows if row.metric == "intent/correspondence"],
-        "names whom the intent names": [row for row in rows if row.metric.startswith("intent/control")],
-        "crew wins, a crew that plans": [row for row in won if not row.arm.startswith("imposter")],
-        "crew wins, an imposter that plans": [row for row in won if not row.arm.startswith("crew")],
+        "annotated as stated": [row for row in rows if row.metric == "intent/correspondence"],
+        "words follow the intent": [
+            replace(row, arm="annotated" if row.metric.endswith("/annotated") else "another")
+            for row in rows
+            if row.metric.startswith("intent/control")
+        ],
     }
+    for who in ("crew", "imposter"):
+        own = [row for row in won if row.arm == BASE or row.arm.startswith(who)]
+        panels[f"crew wins: {who} plans"] = [replace(row, arm=row.arm.removeprefix(f"{who}: ")) for row in own]
     draw_panels(panels, path)
 
 
