@@ -24,6 +24,7 @@ from marl.common.files import digest
 from marl.decoding.memory import Slots
 from marl.decoding.probes import size_of
 from marl.intents.agent import ACTION, CICERO, NONSENSE, PARTS, CiceroAgent, CiceroConfig, Parts
+from marl.intents.among_us_agent import TableAgent
 from marl.intents.claims import MOST
 from marl.intents.press_agent import PressAgent
 from marl.model.lora import adapter_bytes, read_adapter
@@ -35,7 +36,11 @@ from marl.rollout.games import env_maker, scripted
 from marl.storage.checkpoint import adapter_base, folder_digest, is_adapter, load_policy, read_card, started_from
 from marl.storage.folder import CARD, CONFIG, run_settings
 
-TALKERS: Mapping[str, type[CiceroAgent] | type[PressAgent]] = {"dond": CiceroAgent, "diplomacy": PressAgent}  # by game
+WITH_INTENTS = {  # games where one talks with a plan: the study that makes players, and one of them
+    "dond": ("intents", "intents-both-s0"),
+    "among_us": ("among_us_intents", "among-us-intents-s0"),
+    "diplomacy": ("press_intents", "press-s0"),
+}
 RESERVED = (*LEARNERS, "base", "trained", "untrained", CHAT)  # names in episodes that no other run may have
 
 
@@ -107,10 +112,10 @@ def more_slots(name: str) -> int:
 def check_plans(name: str, game: str) -> None:
     """Refuses `+plan` or `+cicero` for a player that cannot plan so, or in a game without plans."""
     if name.endswith(CICERO):
-        if game not in TALKERS:
+        if game not in WITH_INTENTS:
             raise UserError(f"{name}: env.game={game} has no intents; leave out {CICERO}")
         if not (Path(bare(name)) / PARTS).is_file():
-            study, example = ("press_intents", "press-s0") if game == "diplomacy" else ("intents", "intents-both-s0")
+            study, example = WITH_INTENTS[game]
             raise UserError(
                 f"{name}: {bare(name)} has no intents; name a folder that experiments.studies.{study} wrote, such as "
                 f"runs/{example}{CICERO}"
@@ -186,7 +191,11 @@ def model_player(
     """
     if name.endswith(CICERO):
         parts = Parts.load(Path(bare(name)), policy.device, policy)
-        return TALKERS[game](called, parts, cicero, game, style=style, **room(limits, seats, temperature))
+        own = room(limits, seats, temperature)
+        if game == "among_us":
+            return TableAgent(called, parts, cicero, style=style, **own)
+        talker = PressAgent if game == "diplomacy" else CiceroAgent
+        return talker(called, parts, cicero, game, style=style, **own)
     if name.endswith(SUFFIX):
         return planning_agent(called, policy, limits, seats, temperature, planner, game, style=style)
     return model_agent(called, policy, limits, seats, temperature, style)

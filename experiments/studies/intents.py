@@ -485,11 +485,10 @@ def draw(rows: Sequence[TableRow], path: Path) -> None:
 
 
 def draw_panels(panels: Mapping[str, Sequence[TableRow]], path: Path) -> None:
-    """Draws intervals in rows of two panels, by title."""
-    down = math.ceil(len(panels) / 2)
-    figure = Figure(figsize=(HALF, 0.45 * down * HALF), layout="constrained")
-    grid = figure.subplots(down, 2, squeeze=False)
-    for axes, (title, own), colour in zip(grid.flat, panels.items(), PAPER[1:], strict=False):
+    """Draws means with intervals, a panel for each title, two beside each other."""
+    lines = math.ceil(len(panels) / 2)
+    figure = Figure(figsize=(HALF, 0.45 * HALF * lines), layout="constrained")
+    for axes, (title, own), colour in zip(figure.subplots(lines, 2).flat, panels.items(), PAPER[1:], strict=False):
         names = [label(row) for row in own]
         for place, row in enumerate(own):
             axes.plot([row.low, row.high], [place, place], color=colour, linewidth=2)

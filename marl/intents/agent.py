@@ -26,10 +26,12 @@ from marl.agents.model import ModelSeat
 from marl.common.errors import UserError
 from marl.common.files import read_json
 from marl.intents import filters
+from marl.intents.among_us import TableConfig
 from marl.intents.claims import ClaimReader
-from marl.intents.draws import Draw, draws_for, shown, words_of
+from marl.intents.draws import Draw, shown
 from marl.intents.nonsense import Ensemble, features
 from marl.intents.streams import ARMS, Intent, agreeing_end, intent_text, opening_of, said
+from marl.intents.talker import Talker
 from marl.model.policy import Policy
 from marl.model.tokens import StreamWriter, Tokens
 from marl.planning.intents import IntentConfig, IntentPlan, plan_intent
@@ -58,6 +60,7 @@ class CiceroConfig:
     top_p: float = 0.9  # of the draws: the likeliest tokens of this probability
     plan: IntentConfig = field(default_factory=IntentConfig)
     press: PressConfig = field(default_factory=PressConfig)  # in Diplomacy, in place of `plan`
+    among_us: TableConfig = field(default_factory=TableConfig)  # plans and filters of that game
 
     def __post_init__(self) -> None:
         if not 0 <= self.nonsense < 1:
@@ -131,7 +134,7 @@ def ended(talk: Talk) -> list[tuple[bool, str | None]]:
     return [*words, *agreeing_end(bool(words) and words[-1][0])]
 
 
-class CiceroAgent(PlanningAgent):
+class CiceroAgent(Talker[Mind], PlanningAgent):
     """See the module. `counts`: draws, and by whom they were refused."""
 
     def __init__(
@@ -252,21 +255,6 @@ class CiceroAgent(PlanningAgent):
         self._note(key, reply.text)
         return replace(reply, planned=planned, thoughts=thoughts)
 
-    def _converse(self, key: Key, seat: ModelSeat, mind: Mind) -> list[Draw]:
-        """Draws messages until enough pass the filters. Returns all, in the order in which they were drawn."""
-        config = self.cicero
-        drawn: list[Draw] = []
-        wanted = config.candidates if config.value < 1 else 1
-        while len(drawn) < config.draws and (passed := sum(not d.refused for d in drawn)) < wanted:
-            more = self._draw(seat, min(wanted - passed, config.draws - len(drawn)), len(drawn))
-            self._filter(key, mind, more, drawn)
-            drawn += more
-        if config.value < 1:
-            self._by_value(key, mind, [d for d in drawn if not d.refused])
-        self.counts["drawn"] += len(drawn)
-        self.counts.update(f"refused/{draw.refused}" for draw in drawn if draw.refused)
-        return drawn
-
     def _filter(self, key: Key, mind: Mind, fresh: Sequence[Draw], earlier: Sequence[Draw]) -> None:
         """Applies all filters but the last to messages that were just drawn."""
         config, opening, talk = self.cicero, self._openings[key], self._talk[key]
@@ -315,12 +303,6 @@ class CiceroAgent(PlanningAgent):
         poor = filters.poorest([draw.value for draw in left if draw.value is not None], self.cicero.value)
         for draw, flag in zip(left, poor, strict=True):
             draw.refused = filters.VALUE if flag else ""
-
-    def _draw(self, seat: ModelSeat, count: int, done: int) -> list[Draw]:
-        """Draws messages after the seat's stream; `done`: how many there are already."""
-        limit = min(seat.limit, self._free(seat))
-        found = draws_for(self.engine, seat, count, done, limit, temperature=self.temperature, top_p=self.cicero.top_p)
-        return [Draw(ids, own, words_of(ids, self.engine)) for ids, own in found]
 
     def finish(self, keys: Sequence[Key]) -> dict[Key, tuple[Stream, list[Any]]]:
         for key in keys:

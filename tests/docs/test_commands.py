@@ -28,6 +28,7 @@ from marl.common.files import csv_rows
 from tests.composing import AMONG_US, DOND, SMALL
 from tests.experiments.launch.test_pages import code
 from tests.experiments.studies.test_frontier import TEST
+from tests.experiments.test_among_us_intents import STUDY as TABLE
 from tests.experiments.test_cicero import STUDY as INTENTS
 from tests.experiments.test_lookahead import SMALL as LOOKAHEAD
 from tests.experiments.test_press_intents import STUDY as PRESS_INTENTS
@@ -75,6 +76,7 @@ FIRST = {  # a name, and the command of the pages that makes what it stands for
     "RUNS": "python -m experiments.train sweep=dond_human data.dond=DIR",
     "intents-both": "python -m experiments.studies.intents data.dond=DIR",
     "press-s0": "python -m experiments.studies.press_intents",
+    "among-us-intents": "python -m experiments.studies.among_us_intents",
     "web_export": "python -m experiments.web_simulate study=my_study.yaml",
     "CODE": "python -m experiments.web_export study=my_study.yaml",
     "study=load": "make negotiation",
@@ -96,6 +98,7 @@ SMALLER: dict[str, tuple[str, ...]] = {
     "web": ("device=cpu", "port=0"),
     "web_export": ("simulated=true",),  # games of people are not there
     "web_simulate": ("device=cpu", "people=2", "plays=2"),
+    "studies.among_us_intents": TABLE,
     "studies.intents": (*INTENTS, "data.dond=null"),  # the dialogues here are too few
     "studies.press_intents": (*QUIET, *GAMES, *PRESS_INTENTS),
 }  # fmt: skip
@@ -163,7 +166,8 @@ def smaller(module: str, given: list[str], bases: Path) -> list[str]:
         given = [word for word in given if not word.startswith(("hydra/launcher=joblib", "hydra.launcher.n_jobs="))]
     if module == "benchmark" and not any(word.startswith("bench=") for word in given):
         more.append("bench=quick")
-    if module in ("train", "evaluate", "talk", "studies.crossplay", "play", "studies.intents"):
+    of_intents = ("studies.intents", "studies.among_us_intents")
+    if module in ("train", "evaluate", "talk", "studies.crossplay", "play", *of_intents):
         more.append(f"cache={bases}")
     if "comparison=among_us_speech" in given and not any(word.startswith("arms=") for word in given):
         more.append("arms=[full,game_only]")
@@ -260,6 +264,7 @@ def there(word: str, folder: Path) -> str:
     made = {
         "STUDY": "lookahead/*", "RUNS": "dond_human-*", "intents-both": "intents-both-*", "web_export": simulated,
         "study=load": "dond_quickstart-*", "best_response": "among_us_quickstart-full-s12-*",
+        "among-us-intents": "among-us-intents-*", "press-s0": "press-s0",
     }  # fmt: skip
     found = sorted((folder / "runs").glob(made[word]))
     return ",".join(path.name for path in found[: 2 if word == "RUNS" else 1])

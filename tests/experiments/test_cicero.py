@@ -93,7 +93,7 @@ def test_the_opponent_of_a_command(player: str) -> None:
     [
         ("base+cicero", "dond", r"base has no intents; name a folder that experiments\.studies\.intents wrote"),
         ("nowhere+cicero", "dond", "nowhere has no intents"),
-        ("base+cicero", "among_us", r"env\.game=among_us has no intents; leave out \+cicero"),
+        ("base+cicero", "among_us", r"base has no intents; name a folder that experiments\.studies\.among_us_intents"),
     ],
 )
 def test_bad_players(name: str, game: str, error: str) -> None:

@@ -1,0 +1,349 @@
+"""Intents, control and filters in Among Us: Cicero's method on scripted games.
+
+    python -m experiments.studies.among_us_intents
+
+For each seed it trains an action model on scripted games, annotates their messages with intents (the speaker's vote,
+and the one it wants of its hearers), trains a dialogue model that is told them, and plays the same games with a crew or
+an imposter that talks with a plan. Everything is kept in `cells`, so that the same command goes on. The models make a
+player, `runs/among-us-intents-sSEED+cicero`.
+
+Writes `table.csv`, `figure.svg`, `roles.csv` (the correspondence test by role), `control.csv` (drawn messages),
+`filters-sSEED.csv` (refusals in play) and `cards.jsonl` (a line a seed).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from omegaconf import DictConfig
+
+from experiments.launch.command import command
+from experiments.launch.terminal import say
+from experiments.setup.select import add_cards
+from experiments.setup.spec import PlaySpec, play_spec
+from experiments.studies.cells import Workspace, begin
+from experiments.studies.intents import REFUSED, draw_panels, kept, refused, table_row
+from marl.agents.base import Agent
+from marl.agents.model import model_agent, room
+from marl.common.errors import UserError, check_count
+from marl.common.files import digest, read_json, write_json
+from marl.intents.agent import ACTION, DIALOGUE, PARTS, CiceroConfig, Parts
+from marl.intents.among_us import SKIP, Intent, accused_outright, mentioned
+from marl.intents.among_us_agent import TableAgent
+from marl.intents.among_us_training import action_model, dialogue_model, intents_of, say_under, scripted_games
+from marl.intents.among_us_votes import Annotated, annotate
+from marl.intents.training import kept_policy
+from marl.metrics.stats import Interval, bootstrap_mean, paired_difference, rate, seed_mean
+from marl.metrics.tables import TableRow, format_table, write_csv, write_table
+from marl.model.policy import Policy
+from marl.pretraining.config import Lesson
+from marl.report.transcripts import write_episodes
+from marl.rollout.games import env_maker, seats
+from marl.rollout.rollout import rollout
+from marl.rollout.seeds import EVALUATION, draw_games
+from marl.storage.checkpoint import copy_folder, folder_digest
+from marl.storage.folder import git_commit
+from marl.types import Episode
+
+TRAIN, TEST = 0, 1  # parts of the scripted games
+OFF: Mapping[str, Any] = {"repetition": False, "correspondence": None, "value": 1.0}
+SILENT: Mapping[str, Any] = {"giveaway": None, "facts": False}  # an imposter's filters, switched off
+CREW, IMPOSTER = "crewmate", "imposter"
+BASE = "base"
+ARMS: Mapping[str, tuple[str, bool, Mapping[str, Any], Mapping[str, Any]]] = {
+    # who plans, whether it talks with a plan, filters that are off, and an imposter's that are off
+    "crew: votes": (CREW, False, OFF, SILENT),
+    "crew: intents": (CREW, True, OFF, SILENT),
+    "crew: all filters": (CREW, True, {}, {}),
+    "imposter: votes": (IMPOSTER, False, OFF, SILENT),
+    "imposter: intents": (IMPOSTER, True, OFF, SILENT),
+    "imposter: no give-away filter": (IMPOSTER, True, {}, SILENT),
+    "imposter: all filters": (IMPOSTER, True, {}, {}),
+}
+PAIRS = (  # differences that are reported, on the same games
+    *((arm, BASE) for arm in ARMS),
+    ("crew: all filters", "crew: votes"),
+    ("imposter: all filters", "imposter: votes"),
+    ("imposter: all filters", "imposter: no give-away filter"),
+)
+WON = "game/win_rate/crewmates"
+Figures = dict[tuple[str, str], Interval]
+
+
+@dataclass(frozen=True)
+class Made:
+    """The models of a seed, and the scripted games that are measured."""
+
+    seed: int
+    env: Mapping[str, Any]
+    action: Policy
+    dialogue: Policy
+    folders: Mapping[str, Path]
+    tested: Callable[[], tuple[list[Episode], list[Annotated]]]
+
+    @property
+    def models(self) -> dict[str, str]:
+        return {name: folder_digest(folder) for name, folder in self.folders.items()}
+
+
+@command("among_us_intents")
+def main(cfg: DictConfig) -> None:
+    """Makes what is not made yet, measures, and tabulates."""
+    check(cfg)
+    spec, place = play_spec(cfg), begin(cfg)
+    found: dict[tuple[str, str], list[Interval]] = {}
+    for seed in cfg.seeds:
+        made = make_models(seed, cfg, spec, place)
+        save_player(made, Path(cfg.runs))
+        about = digest({"models": made.models, "tested": cfg.tested, "control": cfg.control, "mentioned": True})[:8]
+        figures = kept(place.cells / f"words-s{seed}-{about}.json", partial(words, made, cfg, place))
+        figures |= play(made, cfg, spec, place)
+        add_cards([card(made, figures, cfg)], place.out)
+        for key, each in figures.items():
+            found.setdefault(key, []).append(each)
+        rows = [row_of(*key, each) for key, each in found.items()]
+        headline = [row for row in rows if not row.arm.startswith("by role")]
+        write_table(place.out / "table.csv", headline)
+        write_table(place.out / "roles.csv", [row for row in rows if row.arm.startswith("by role")])
+        draw(headline, place.out / "figure.svg")
+    for arm in dict.fromkeys(row.arm for row in rows):
+        say(f"\n{arm}\n" + format_table({arm: {row.metric: row.interval for row in rows if row.arm == arm}}))
+    say(f"\ntables: {place.out}")
+
+
+def check(cfg: DictConfig) -> None:
+    """Refuses bad settings of this command."""
+    if cfg.env.game != "among_us" or cfg.env.style != "compact":
+        raise UserError(f"env={cfg.env.game}, env.style={cfg.env.style}: this study plays Among Us in compact style")
+    check_count(cfg.seed, "seed", 0)
+    for seed in cfg.seeds:
+        check_count(seed, "seeds", 0)
+    for name in ("epochs", "tested", "control", "crew_games", "imposter_games", "concurrency"):
+        check_count(cfg[name], name)
+
+
+# --- Models -----------------------------------------------------------------------------------------------------------
+def make_models(seed: int, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Made:
+    """Loads or trains the models of a seed."""
+    env, base = spec.env, replace(spec.base, seed=seed)
+    lesson = Lesson(base.players, **cfg.votes)
+    later = replace(base, epochs=cfg.epochs, learning_rate=cfg.learning_rate)
+
+    def progress(what: str) -> Callable[[int, int], None]:
+        def step(done: int, total: int) -> None:
+            if done == 1:
+                place.bar.stage(f"seed {seed}: {what}", total)
+            place.bar.advance(1)
+            if done == total:
+                place.bar.close()
+
+        return step
+
+    played = cache(lambda tokens: scripted_games(env, tokens, base, TRAIN, base.games))
+    about: dict[str, Any] = {"env": env, "model": spec.model.made_of(), "base": asdict(base), "votes": dict(cfg.votes)}
+    folder = Path(cfg.cache) / f"among-us-action-s{seed}-{digest(about)[:8]}"
+    action = kept_policy(
+        folder, {"kind": "action", **about},
+        lambda: (action_model(spec.model, base, env, played, lesson, progress("action model")), {}),
+        place.device, say, "among_us",
+    )  # fmt: skip
+    start = folder_digest(folder)
+
+    def talk() -> tuple[Policy, Mapping[str, float]]:
+        games = played(action.tokens)
+        say(f"seed {seed}: annotating the games")
+        return dialogue_model(action, later, games, annotate(action, games), progress("dialogue model")), {}
+
+    told = {"env": env, "start": start, "base": asdict(later)}
+    talks = Path(cfg.cache) / f"among-us-dialogue-s{seed}-{digest(told)[:8]}"
+    dialogue = kept_policy(talks, {"kind": "dialogue", **told}, talk, place.device, say, "among_us")
+
+    @cache
+    def tested() -> tuple[list[Episode], list[Annotated]]:
+        games = scripted_games(env, action.tokens, base, TEST, cfg.tested)
+        return games, annotate(action, games)
+
+    return Made(seed, env, action, dialogue, {ACTION: folder, DIALOGUE: talks}, tested)
+
+
+def save_player(made: Made, runs: Path) -> None:
+    """Writes a folder to be played as `RUNS/among-us-intents-sSEED+cicero`."""
+    folder = runs / f"among-us-intents-s{made.seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, source in made.folders.items():
+        if not (folder / name).exists() or folder_digest(folder / name) != folder_digest(source):
+            copy_folder(source, folder / name)
+    write_json(folder / PARTS, {"arm": "intent", "seed": made.seed})
+
+
+def card(made: Made, figures: Figures, cfg: DictConfig) -> dict[str, Any]:
+    """Returns a seed's line of `cards.jsonl`: the commit and models that made it, and its figures."""
+    ends = {
+        f"{arm}: {metric}": [round(end, 4) if math.isfinite(end) else None for end in (i.mean, i.low, i.high)]
+        for (arm, metric), i in figures.items()
+    }
+    return {
+        "run": f"among-us-intents-s{made.seed}", "arm": "intents", "seeds": [made.seed], "git_commit": git_commit(),
+        "config_hash": digest(made.models), "command": "among_us_intents.py", "games": cfg.imposter_games,
+        "figures": ends,
+    }  # fmt: skip
+
+
+# --- Words ------------------------------------------------------------------------------------------------------------
+def words(made: Made, cfg: DictConfig, place: Workspace) -> Figures:
+    """The correspondence test, and control."""
+    games, annotated = made.tested()
+    certain = [each for each in annotated if accused_outright(each.turn.message)]
+    if not certain:
+        raise UserError(f"tested={cfg.tested}: nobody accuses anybody in these games. Test more of them")
+    figures: Figures = {}
+    readings: Mapping[str, Callable[[Annotated], str]] = {
+        "annotation": lambda each: each.intent.own,
+        "hearers' annotation": lambda each: each.intent.others,
+        "naive annotation": lambda each: each.cast,
+    }
+    for arm, read in readings.items():
+        for role in ("", CREW, IMPOSTER):
+            among = [each for each in certain if role in ("", each.role)]
+            if among:
+                right = share([read(e) == accused_outright(e.turn.message) for e in among], [e.seed for e in among])
+                figures[f"by role: {arm}, {role}s" if role else arm, "intent/correspondence"] = right
+        others = [each for each in annotated if mentioned(each.turn.message)]
+        if others:
+            same = share([read(e) == mentioned(e.turn.message) for e in others], [e.seed for e in others])
+            figures[arm, "intent/mentioned"] = same
+    flags = [each.truthful for each in annotated]
+    figures["scripted players", "intent/truthful"] = share(flags, [each.seed for each in annotated])
+    return figures | control(made, games, annotated, certain, cfg, place)
+
+
+def share(flags: Sequence[bool], games: Sequence[int]) -> Interval:
+    """A share of messages, with an interval over games."""
+    return bootstrap_mean(flags, games, rng=np.random.default_rng(0))
+
+
+def control(
+    made: Made, games: Sequence[Episode], annotated: Sequence[Annotated], certain: Sequence[Annotated], cfg: DictConfig,
+    place: Workspace,
+) -> Figures:  # fmt: skip
+    """Messages drawn at the places of scripted accusations: do those that accuse name whom the intent names?"""
+    by_seed, intents = {game.seed: game for game in games}, intents_of(annotated)
+    chosen, rng = certain[: cfg.control], np.random.default_rng([made.seed, 3])
+    figures: Figures = {}
+    lines: list[list[object]] = []
+    for arm in ("annotated", "another"):
+        places = []
+        for each in chosen:
+            own = each.intent.own
+            if arm == "another":
+                me = by_seed[each.seed].facts["names"][each.turn.agent].lower()
+                own = str(rng.choice([vote for vote in each.votes if vote not in (own, me, SKIP)]))
+            places.append(((by_seed[each.seed], each.turn.agent), each.turn.step, Intent(own, own)))
+        said = say_under(
+            made.dialogue, places, intents, context=made.dialogue.context, temperature=cfg.temperature,
+            top_p=cfg.cicero.top_p, limit=cfg.algo.max_new_tokens, rng=np.random.default_rng([made.seed, 4]),
+        )  # fmt: skip
+        end = "/annotated" if arm == "annotated" else ""
+        named = [accused_outright(message) for message in said]
+        figures["intent", f"intent/stated{end}"] = share([bool(n) for n in named], [e.seed for e in chosen])
+        right = [(n == p[2].own, p[0][0].seed) for n, p in zip(named, places, strict=True) if n]
+        if right:
+            figures["intent", f"intent/control{end}"] = share(*map(list, zip(*right, strict=True)))  # type: ignore[arg-type]
+        lines += [[arm, p[2].own, e.turn.message, m] for e, p, m in zip(chosen, places, said, strict=True)]
+    if not made.seed:
+        write_csv(place.out / "control.csv", ("intent_is", "intent", "scripted", "drawn"), lines)
+    return figures
+
+
+# --- Games ------------------------------------------------------------------------------------------------------------
+def switched(cicero: CiceroConfig, off: Mapping[str, Any], silent: Mapping[str, Any]) -> CiceroConfig:
+    """The settings with these filters switched off."""
+    return replace(cicero, **off, among_us=replace(cicero.among_us, **silent))
+
+
+def play(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Figures:
+    """The same games with the model alone, and with a crew or an imposter that plans."""
+    found: Figures = {}
+    won: dict[str, np.ndarray] = {}
+    lines: list[list[object]] = []
+    for arm in (BASE, *ARMS):
+        count = cfg.crew_games if arm.startswith("crew") else cfg.imposter_games
+        on = asdict(switched(spec.cicero, *ARMS[arm][2:])) if arm in ARMS else {}
+        about = {"models": made.models, "arm": arm, "cicero": on, "env": made.env, "games": count}
+        about |= {name: cfg[name] for name in ("seed", "temperature", "concurrency")}
+        path = place.cells / f"games-s{made.seed}-{digest(about)[:10]}.json"
+        if not path.exists():
+            place.bar.stage(f"seed {made.seed}: {arm}", count)
+            write_json(path, {"arm": arm, **games_of(made, arm, count, cfg, spec, place, path)})
+            place.bar.close()
+        kept_ = read_json(path)
+        won[arm] = np.array([game["won"] for game in kept_["games"]], float)
+        found[arm, WON] = rate([bool(w) for w in won[arm]])
+        counts = kept_["counts"]
+        lines += [[made.seed, arm, key, counts[key]] for key in sorted(counts)]
+        if counts.get("drawn"):
+            found |= {(arm, f"{REFUSED}{key}"): each for key, each in refused(counts).items()}
+    for arm, other in PAIRS:
+        size = min(len(won[arm]), len(won[other]))
+        gain = paired_difference(won[arm][:size], won[other][:size], rng=np.random.default_rng(0))
+        found[f"{arm} - {other}", WON] = gain
+    write_csv(place.out / f"filters-s{made.seed}.csv", ("seed", "arm", "what", "count"), lines)
+    return found
+
+
+def games_of(
+    made: Made, arm: str, count: int, cfg: DictConfig, spec: PlaySpec, place: Workspace, path: Path
+) -> dict[str, Any]:
+    """Plays an arm. Returns who won each game, and how; and the counts of draws and refusals."""
+    limits = replace(spec.algo, games=count, concurrency=min(cfg.concurrency, count))
+    plain: Agent = model_agent(BASE, made.dialogue, limits, seats(made.env), cfg.temperature)
+    agents, planner = {CREW: plain, IMPOSTER: plain}, None
+    if arm in ARMS:
+        role, tells, off, silent = ARMS[arm]
+        parts = Parts("intent" if tells else "none", made.action, made.dialogue, None)
+        how = room(limits, seats(made.env), cfg.temperature)
+        planner = agents[role] = TableAgent(arm, parts, switched(spec.cicero, off, silent), **how)
+    episodes = rollout(
+        draw_games(cfg.seed, EVALUATION, made.seed, count=count),
+        lambda game, env: {seat: agents[role] for seat, role in env.facts["roles"].items()},
+        env_maker(made.env), limits.concurrency, place.bar.advance,
+    )  # fmt: skip
+    write_episodes(path.with_suffix(".jsonl"), episodes[:40])
+    games = [{"won": e.outcome["winner"] == "crewmates", "how": e.outcome["how"]} for e in episodes]
+    return {"games": games, "counts": dict(planner.counts) if planner else {}}
+
+
+# --- Tables and figure ------------------------------------------------------------------------------------------------
+def row_of(arm: str, metric: str, found: Sequence[Interval]) -> TableRow:
+    """One line of the table; differences of shares may be negative."""
+    if " - " not in arm:
+        return table_row(arm, metric, found)
+    each = found[0] if len(found) == 1 else seed_mean([one.mean for one in found])
+    return TableRow(arm, metric, each.mean, each.low, each.high, len(found), sum(one.n for one in found))
+
+
+def draw(rows: Sequence[TableRow], path: Path) -> None:
+    """Draws correspondence, control, and win rates by who plans."""
+    won = [row for row in rows if row.metric == WON and " - " not in row.arm]
+    panels = {
+        "annotated as stated": [row for row in rows if row.metric == "intent/correspondence"],
+        "words follow the intent": [
+            replace(row, arm="annotated" if row.metric.endswith("/annotated") else "another")
+            for row in rows
+            if row.metric.startswith("intent/control")
+        ],
+    }
+    for who in ("crew", "imposter"):
+        own = [row for row in won if row.arm == BASE or row.arm.startswith(who)]
+        panels[f"crew wins: {who} plans"] = [replace(row, arm=row.arm.removeprefix(f"{who}: ")) for row in own]
+    draw_panels(panels, path)
+
+
+if __name__ == "__main__":
+    main()

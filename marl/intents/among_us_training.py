@@ -1,0 +1,206 @@
+"""Trains what talk with a plan needs in Among Us, on scripted games: an action model, and a dialogue model.
+
+The action model imitates whole views and learns the votes beside them (`among_us_votes.py`). The dialogue model goes on
+from its weights, on the same games with the annotated intent before each own message. Half of the views have none, so
+that one model talks with a plan or without.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from envs.core import END
+from marl.decoding.engine import Engine
+from marl.intents.among_us import Intent, accused_outright, intent_text
+from marl.intents.among_us_votes import Annotated, meetings_of, said_by, table_rows, with_votes
+from marl.intents.draws import draw_messages
+from marl.learning.batch import Row
+from marl.losses.listening import ListeningLoss
+from marl.model.optim import OPTIMIZERS, MuonAndAdamW
+from marl.model.policy import Policy, tiny_lm
+from marl.model.tokens import Tokens, train_tokenizer
+from marl.pretraining import corpus
+from marl.pretraining.config import BaseConfig, Lesson, ModelConfig, tokenizer_games
+from marl.pretraining.fit import fit
+from marl.rollout.games import env_maker, game_module, scripted
+from marl.rollout.rollout import everyone, rollout
+from marl.rollout.seeds import draw_games
+from marl.types import Belief, Episode, Kind, Stream
+
+GAMES, ORDER, TOLD = 121, 122, 123  # places of the seed
+ALONE = 8  # passes of a lesson in votes over views alone
+HALF = 0.5  # share of the views that a dialogue model reads without intents
+
+Intents = Mapping[tuple[int, str], Mapping[int, Intent]]
+Progress = Callable[[int, int], None]  # steps taken, all steps
+
+
+def untrained(model: ModelConfig, base: BaseConfig, env: Mapping[str, Any]) -> Policy:
+    """A model that has learned nothing yet, but a tokenizer of scripted games."""
+    texts = corpus.scripted_texts("among_us", [env_maker(env)], base.seed, tokenizer_games(base), base.players)
+    tokens = Tokens(train_tokenizer(texts, game_module("among_us").COMPACT_TOKENS, model.vocab_size))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(base.seed)
+        return Policy(tiny_lm(tokens.size, **model.shape(), generator_seed=base.seed), tokens)
+
+
+def scripted_games(env: Mapping[str, Any], tokens: Tokens, base: BaseConfig, part: int, count: int) -> list[Episode]:
+    """Plays scripted games of `base.players` and records every seat's stream. `part`: which games, by a number."""
+    agent = scripted("among_us", base.players, tokens)
+    return rollout(draw_games(base.seed, GAMES, part, count=count), everyone(agent), env_maker(env), 64)
+
+
+def action_rows(episodes: Sequence[Episode], tokens: Tokens) -> list[Row]:
+    """What an action model learns from: all views with votes beside them, and what the tables heard."""
+    rows: list[Row] = []
+    for episode in episodes:
+        asked = with_votes(episode, tokens)
+        rows += [(asked, agent) for agent in asked.streams]
+        rows += table_rows(episode, tokens)
+    return rows
+
+
+def told(row: Row, intents: Mapping[int, Intent], tokens: Tokens) -> Row:
+    """The row with the intent of each message, by the message's step, before its cue, where its speaker alone reads it
+    (`StreamWriter.tell`)."""
+    episode, agent = row
+    stream, cue = episode.streams[agent], len(tokens.format.cue)
+    lines = {
+        turn.start - cue: tokens.framed(intent_text(intents[turn.step]), tokens.format.heard)
+        for turn in episode.turns
+        if turn.agent == agent and turn.reply_ids and turn.step in intents
+    }
+
+    def moved(position: int) -> int:
+        return position + sum(len(ids) for place, ids in lines.items() if place <= position)
+
+    longer = Stream()
+    for position, (token, kind) in enumerate(zip(stream.tokens, stream.kinds, strict=True)):
+        longer.append(lines.get(position, []), Kind.QUESTION)
+        longer.append([token], kind)
+    turns = [replace(t, start=moved(t.start)) if t.agent == agent and t.start >= 0 else t for t in episode.turns]
+    beliefs = [replace(b, position=moved(b.position)) if b.listener == agent else b for b in episode.beliefs]
+    streams = {**episode.streams, agent: longer}
+    return replace(episode, streams=streams, turns=tuple(turns), beliefs=tuple(beliefs)), agent
+
+
+def intents_of(annotated: Sequence[Annotated]) -> Intents:
+    """The intents by game and seat, and by the message's step."""
+    found: dict[tuple[int, str], dict[int, Intent]] = {}
+    for each in annotated:
+        found.setdefault((each.seed, each.turn.agent), {})[each.turn.step] = each.intent
+    return found
+
+
+def dialogue_rows(episodes: Sequence[Episode], intents: Intents, tokens: Tokens, rng: np.random.Generator) -> list[Row]:
+    """All views of annotated games, each with its intents or, as often, without."""
+    rows = []
+    for episode in episodes:
+        for agent in episode.streams:
+            own = intents.get((episode.seed, agent), {})
+            rows.append(told((episode, agent), own, tokens) if rng.random() >= HALF else (episode, agent))
+    return rows
+
+
+def learn(policy: Policy, draw: Callable[[int], Sequence[Row]], base: BaseConfig, progress: Progress) -> None:
+    """Trains for `base.epochs` passes; `draw` returns the rows of each."""
+    first = draw(0)
+    steps = base.epochs * math.ceil(len(first) / base.rows)
+    optimizer = MuonAndAdamW(policy, base.learning_rate, base.weight_decay)
+    batches = passes(lambda epoch: draw(epoch) if epoch else first, base)
+    fit(policy, batches, steps, base, base.losses(), optimizer, lambda done: progress(done, steps))
+
+
+def passes(draw: Callable[[int], Sequence[Row]], base: BaseConfig) -> Iterator[list[Row]]:
+    """Batches of pass after pass, each in an order of its own."""
+    for epoch in itertools.count():
+        yield from corpus.batches(draw(epoch), base.rows, np.random.default_rng([base.seed, ORDER, epoch]))
+
+
+def lesson_rows(episodes: Sequence[Episode], tokens: Tokens) -> tuple[list[Row], list[Row]]:
+    """What a lesson in votes is made of: the views of players that kept their word, asked for their vote behind each
+    message that accuses outright whom they then voted for; and what the tables heard, asked behind every message."""
+    views: list[Row] = []
+    for episode in episodes:
+        kept: dict[str, list[Belief]] = {}
+        for said in said_by(episode, tokens, meetings_of(episode)):
+            if said.truthful and accused_outright(said.turn.message) == said.after.question.answer:
+                kept.setdefault(said.turn.agent, []).append(said.after)
+        views += [(replace(episode, beliefs=tuple(own)), agent) for agent, own in kept.items()]
+    return views, [row for episode in episodes for row in table_rows(episode, tokens)]
+
+
+def lesson_passes(views: Sequence[Row], tables: Sequence[Row], base: BaseConfig, alone: int) -> Iterator[list[Row]]:
+    """Batches of pass after pass: of the views, and after `alone` passes of half as many tables too."""
+    for epoch in itertools.count():
+        rng = np.random.default_rng([base.seed, ORDER, epoch])
+        more = [tables[i] for i in rng.permutation(len(tables))[: len(views) // 2]] if epoch >= alone else []
+        yield from corpus.batches([*views, *more], base.rows, rng)
+
+
+def action_model(
+    model: ModelConfig, base: BaseConfig, env: Mapping[str, Any], games: Callable[[Tokens], Sequence[Episode]],
+    lesson: Lesson, progress: Progress,
+) -> Policy:  # fmt: skip
+    """A model that plays as the scripts do, and then, in a lesson of votes alone, learns to read them behind a
+    message: beside imitation they are hardly learned. `games`: those to learn from."""
+    policy = untrained(model, base, env)
+    episodes = games(policy.tokens)
+    rows = action_rows(episodes, policy.tokens)
+    learn(policy, lambda epoch: rows, base, progress)
+    draw = lesson_passes(*lesson_rows(episodes, policy.tokens), base, ALONE)
+    optimizer = OPTIMIZERS[lesson.optimizer](policy, lesson.learning_rate, 0.0)
+    steps = lesson.steps
+    fit(policy, draw, steps, base, {"listening": ListeningLoss(1.0)}, optimizer, lambda done: progress(done, steps))
+    return policy
+
+
+def dialogue_model(
+    action: Policy, base: BaseConfig, games: Sequence[Episode], annotated: Sequence[Annotated], progress: Progress
+) -> Policy:
+    """A model that plays as the scripts do, and that says what an intent wants where it is told one."""
+    policy = copy.deepcopy(action)
+
+    def draw(epoch: int) -> list[Row]:
+        rng = np.random.default_rng([base.seed, TOLD, epoch])
+        return dialogue_rows(games, intents_of(annotated), policy.tokens, rng)
+
+    learn(policy, draw, base, progress)
+    return policy
+
+
+# --- Control ----------------------------------------------------------------------------------------------------------
+@torch.no_grad()
+def say_under(
+    policy: Policy, places: Sequence[tuple[Row, int, Intent]], intents: Intents, *, context: int, temperature: float,
+    top_p: float, limit: int, rng: np.random.Generator, at_once: int = 32,
+) -> list[str]:  # fmt: skip
+    """Draws a message at each of these places, the step of a recorded message, under an intent instead of its own.
+    Earlier messages of the view keep theirs. Empty: an unfinished one."""
+    tokens, said = policy.tokens, []
+    engine = Engine(policy, at_once, context)
+    for start in range(0, len(places), at_once):
+        streams = []
+        for (episode, agent), step, intent in places[start : start + at_once]:
+            own = intents.get((episode.seed, agent), {})
+            view, _ = told((episode, agent), {**own, step: intent}, tokens)
+            turn = next(t for t in view.turns if (t.agent, t.step) == (agent, step))
+            streams.append(view.streams[agent].tokens[: turn.start])
+        slots = [engine.allocate() for _ in streams]
+        engine.read(slots, [stream[:-1] for stream in streams])
+        drawn = draw_messages(
+            engine, slots, [stream[-1] for stream in streams], [limit] * len(slots), temperature=temperature,
+            top_p=top_p, rng=rng, tag="",
+        )  # fmt: skip
+        for slot in slots:
+            engine.free(slot)
+        said += [tokens.reply_text(ids).partition(END)[0].strip() if tokens.ends(ids) else "" for ids, _ in drawn]
+    return said

@@ -1,0 +1,61 @@
+"""Draws messages for a planned intent, until enough of them pass the filters; what the players of all games share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from envs.dond.replies import MESSAGE
+from marl.agents.base import Key
+from marl.agents.model import ModelAgent, ModelSeat
+from marl.intents.draws import Draw, draws_for, words_of
+
+if TYPE_CHECKING:
+    from marl.intents.agent import CiceroConfig
+
+Mind = TypeVar("Mind")  # what an agent has planned for a reply
+
+
+class Talker(ModelAgent, Generic[Mind]):
+    """A language model that draws several messages for one reply. `counts`: draws, and by whom they were refused."""
+
+    cicero: CiceroConfig
+    counts: Counter[str]
+    tag = MESSAGE  # that its messages begin with
+
+    @abstractmethod
+    def _filter(self, key: Key, mind: Mind, fresh: Sequence[Draw], earlier: Sequence[Draw]) -> None:
+        """Applies all filters but the last to messages that were just drawn."""
+
+    @abstractmethod
+    def _by_value(self, key: Key, mind: Mind, left: Sequence[Draw]) -> None:
+        """Refuses the candidates of least value."""
+
+    def _words(self, ids: Sequence[int]) -> str:
+        """Returns what the others would read of a reply; empty if it is unfinished or no message."""
+        return words_of(ids, self.engine)
+
+    def _converse(self, key: Key, seat: ModelSeat, mind: Mind) -> list[Draw]:
+        """Draws messages until enough pass the filters. Returns all, in the order in which they were drawn."""
+        config = self.cicero
+        drawn: list[Draw] = []
+        wanted = config.candidates if config.value < 1 else 1
+        while len(drawn) < config.draws and (passed := sum(not d.refused for d in drawn)) < wanted:
+            more = self._draw(seat, min(wanted - passed, config.draws - len(drawn)), len(drawn))
+            self._filter(key, mind, more, drawn)
+            drawn += more
+        if config.value < 1:
+            self._by_value(key, mind, [d for d in drawn if not d.refused])
+        self.counts["drawn"] += len(drawn)
+        self.counts.update(f"refused/{draw.refused}" for draw in drawn if draw.refused)
+        return drawn
+
+    def _draw(self, seat: ModelSeat, count: int, done: int) -> list[Draw]:
+        """Draws messages after the seat's stream; `done`: how many there are already."""
+        limit = min(seat.limit, self._free(seat))
+        found = draws_for(
+            self.engine, seat, count, done, limit, temperature=self.temperature, top_p=self.cicero.top_p, tag=self.tag
+        )
+        return [Draw(ids, own, self._words(ids)) for ids, own in found]

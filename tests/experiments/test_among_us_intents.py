@@ -1,0 +1,97 @@
+"""The study of intents in Among Us, and its player from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments import evaluate
+from experiments.setup.players import check_players, model_player
+from experiments.studies import among_us_intents as study
+from marl.agents.model import PlayConfig
+from marl.common.errors import UserError
+from marl.common.files import csv_rows, write_json
+from marl.intents.agent import ACTION, DIALOGUE, PARTS, CiceroConfig
+from marl.intents.among_us_agent import TableAgent
+from marl.metrics.stats import rate
+from marl.metrics.wording import wording
+from marl.planning.planner import PlannerConfig
+from marl.rollout.cast import Seats
+from marl.rollout.games import env_maker
+from marl.storage.checkpoint import save_policy
+from tests.composing import configure
+from tests.marl.intents.test_among_us import ENV, talker
+
+STUDY = (  # a small one
+    "progress=false", "threads=1", "device=cpu", "base.games=20", "base.tokenizer_games=20", "base.epochs=1",
+    "votes.steps=3", "epochs=1", "model.hidden_size=32", "model.layers=1", "model.intermediate_size=64", "tested=20",
+    "control=4", "crew_games=2", "imposter_games=2", "concurrency=2", "cicero.draws=3", "cicero.candidates=2",
+    "env.max_steps=60",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def player(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder as the study writes it."""
+    folder = tmp_path_factory.mktemp("runs") / "among-us-intents-s0"
+    for name in (ACTION, DIALOGUE):
+        save_policy(folder / name, talker(), {"game": "among_us", "made_of": {"env": {"style": "compact"}}})
+    write_json(folder / PARTS, {"arm": "intent"})
+    return f"{folder}+cicero"
+
+
+def test_evaluation_and_transcripts(player: str, tmp_path: Path) -> None:
+    table = ("env=among_us", "cast.crewmate.partners=0")
+    small = ("games=4", "concurrency=4", "progress=false", "threads=1", "model.context=1024", "env.max_steps=60")
+    evaluate.main(configure("evaluate", *table, f"players=[{player},careful]", f"out={tmp_path}", *small))
+    episodes = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
+    own = [t for e in episodes for t in e["turns"] if e["players"][t["agent"]].endswith("+cicero")]
+    assert own and all(t["thoughts"].startswith("intent: vote ") for t in own if t["kind"] == "SPEAK")
+
+
+def test_a_seat_of_a_cast(player: str) -> None:
+    env = {**ENV, "candidates": "living_others"}
+    check_players({"crewmate": Seats("learner"), "imposter": Seats(player)}, env, env_maker(env)())
+    limits, how = PlayConfig(games=2, concurrency=2), CiceroConfig()
+    made = model_player(player, "c", talker(), limits, 5, 1.0, PlannerConfig(), how, "among_us", "compact")
+    assert isinstance(made, TableAgent) and made.style == "compact"
+
+
+@pytest.mark.parametrize(
+    ("setting", "error"),
+    [
+        ("tested=0", "tested=0"),
+        ("crew_games=0", "crew_games=0"),
+        ("env.style=natural", r"env\.style=natural: this study plays Among Us in compact style"),
+        ("env=dond", r"env=dond, env\.style=compact: this study plays Among Us"),
+        ("cicero.among_us.giveaway=2", r"cicero\.among_us\.giveaway=2.*: must be from 0 to 1, or null"),
+        ("votes.steps=-1", "steps=-1 must not be negative"),
+    ],
+)
+def test_bad_settings_of_the_study(setting: str, error: str, tmp_path: Path) -> None:
+    with pytest.raises((UserError, SystemExit), match=error):
+        study.main(configure("among_us_intents", setting, f"runs={tmp_path}", "progress=false"))
+
+
+def test_differences_may_be_negative() -> None:
+    worse = study.row_of("crew: votes - base", study.WON, [rate([False] * 9)])
+    pair = study.row_of("crew: votes - base", study.WON, [rate([True]), rate([False])])
+    assert worse.mean == 0 and pair.low < 0
+    assert study.row_of("base", study.WON, [rate([True]), rate([False])]).low == 0
+    for metric in ("intent/truthful", "filter/refused/facts", "filter/refused/giveaway"):
+        assert wording(metric).label != metric and wording(metric).percent
+
+
+@pytest.mark.slow
+def test_the_study_goes_from_games_to_a_table(tmp_path: Path) -> None:
+    """The second call only tabulates."""
+    small = (*STUDY, f"runs={tmp_path}", f"publish={tmp_path}/out")
+    study.main(configure("among_us_intents", *small))
+    first = (tmp_path / "out" / "table.csv").read_text()
+    rows = csv_rows(tmp_path / "out" / "table.csv")
+    assert {*study.ARMS, "base", "annotation", "naive annotation", "intent"} <= {row["arm"] for row in rows}
+    assert (tmp_path / "among-us-intents-s0" / PARTS).is_file()
+    study.main(configure("among_us_intents", *small))
+    assert (tmp_path / "out" / "table.csv").read_text() == first
