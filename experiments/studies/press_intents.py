@@ -29,7 +29,6 @@ from envs.diplomacy.pure import N
 from experiments.launch.command import command
 from experiments.launch.terminal import say
 from experiments.setup.entrants import configured_base
-from experiments.setup.players import TALKERS
 from experiments.setup.select import add_cards
 from experiments.setup.spec import PlaySpec, play_spec
 from experiments.studies.cells import Workspace, begin, check_play
@@ -367,7 +366,7 @@ def player(made: Made, name: str, called: str, cfg: DictConfig, spec: PlaySpec) 
     if name == BASE:
         return model_agent(called, made.base, limits, N, cfg.temperature)
     cicero = replace(spec.cicero, press=replace(spec.cicero.press, mute=name == MUTE))
-    return TALKERS["diplomacy"](called, made.parts, cicero, "diplomacy", **room(limits, 1, cfg.temperature))
+    return PressAgent(called, made.parts, cicero, "diplomacy", **room(limits, 1, cfg.temperature))
 
 
 def among(one: Agent, others: Agent) -> Cast:
