@@ -260,9 +260,11 @@ def drawn_by_a_study(folder: Path) -> Callable[[Path], None] | None:
     rows = read_table(folder / "table.csv")
     there = {row.metric for row in rows}
     if "intent/correspondence" in there:
-        from experiments.studies import among_us_intents, intents  # heavy, and needed here alone
+        from experiments.studies import among_us_intents, intents, press_intents  # heavy, and needed here alone
 
-        return partial((among_us_intents if "intent/truthful" in there else intents).draw, rows)
+        own = {"intent/truthful": among_us_intents, "score/1v6": press_intents}  # a metric that this study alone has
+        study = next((study for metric, study in own.items() if metric in there), intents)
+        return partial(study.draw, rows)
     metrics = next((each for each in (RATED, RATED_TWO, TALK) if there.issuperset(each)), None)
     return partial(ablation_figure, rows, metrics) if metrics else None
 

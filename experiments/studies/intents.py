@@ -470,6 +470,8 @@ def label(row: TableRow) -> str:
     """Names a row in a figure."""
     if row.arm == HEADS:
         return row.metric.removeprefix("filter/recall/")
+    if row.metric.startswith("intent/correspondence/"):  # of other players
+        return f"{row.arm}, {row.metric.rpartition('/')[2]}"
     return f"{row.arm}: items" if row.metric == "intent/items" else row.arm
 
 
