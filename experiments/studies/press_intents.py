@@ -396,7 +396,7 @@ def draw(rows: Sequence[TableRow], path: Path) -> None:
     draw_panels(
         {
             "annotation is what is said": [r for r in rows if r.metric.startswith("intent/correspondence")],
-            "stated order is the intended": [r for r in rows if r.metric == "intent/control"],
+            "stated as intended": [r for r in rows if r.metric == "intent/control"],
             "score among six of the base": [r for r in rows if r.metric == "score/1v6" and r.arm in arms],
             "score among six careful": [r for r in rows if r.metric == "score/1v6/scripted" and r.arm in arms],
         },

@@ -162,7 +162,13 @@ SLOW = ("among_us_ablation", "dond_human", "dond_long", "dond_pikl")  # like don
         pytest.param(path.parent.name, marks=[pytest.mark.slow] if path.parent.name in SLOW else [])
         for path in sorted(RESULTS.glob("*/curves.csv.gz"))
     ]
-    + ["diplomacy_france_austria", "diplomacy_pure", "dond_intents", "among_us_intents", "diplomacy_intents"]  # which have no curves of arms
+    + [
+        "diplomacy_france_austria",
+        "diplomacy_pure",
+        "dond_intents",
+        "among_us_intents",
+        "diplomacy_intents",
+    ]  # which have no curves of arms
     + ["talk"] * (RESULTS / "talk" / "figure.svg").exists(),
 )
 def test_published_figures_are_those_of_the_published_data(table: str, tmp_path: Path) -> None:
