@@ -242,10 +242,21 @@ class TableAgent(Talker[Plan]):
         ids, kind = [*seat.ids], seat.kind
         assert kind is not None
         reply = super()._reply(key, seat)
+        self._note(key, ids, kind)
+        return replace(reply, planned=planned, thoughts=said)
+
+    def repeat(self, request: Request, ids: Sequence[int]) -> int:
+        start = super().repeat(request, ids)
+        self._plans.pop(request.key, None)
+        if not self._seats[request.key].lost:
+            self._note(request.key, ids, Kind.CHOICE if request.turn == TurnKind.CHOOSE else Kind.SPEECH)
+        return start
+
+    def _note(self, key: Key, ids: Sequence[int], kind: Kind) -> None:
+        """Adds one's own reply to what the action model and the table read."""
         self._plain[key].reply(ids, kind)
         if kind == Kind.SPEECH:
-            self._seen[key].spoke(reply.text.partition(END)[0].strip())
-        return replace(reply, planned=planned, thoughts=said)
+            self._seen[key].spoke(self.tokens.reply_text(ids).partition(END)[0].strip())
 
     def _vote(self, seat: ModelSeat, plan: Plan) -> Planned:
         """Votes as planned."""

@@ -145,6 +145,20 @@ class PressAgent(ModelAgent):
             thoughts = self._order(key, seat)
         return replace(super()._reply(key, seat), thoughts=thoughts)
 
+    def repeat(self, request: Request, ids: Sequence[int]) -> int:
+        start, key = super().repeat(request, ids), request.key
+        notes, seat = self._notes[key], self._seats[key]
+        if seat.lost:
+            return start
+        if request.turn == TurnKind.SPEAK:
+            self._plans.pop(key, None)
+            notes.say(self.tokens.reply_text(ids))
+        elif NOBODY in request.options:
+            notes.to = request.options[seat.legal.index(ids[0])]
+        elif notes.seat.seen.kind == "moves":
+            self._order(key, seat)  # what is left of the order is chosen next
+        return start
+
     def _order(self, key: Key, seat: ModelSeat) -> str:
         """Chooses what is planned for the unit that is asked about. Returns what was planned, where that begins."""
         thoughts = ""

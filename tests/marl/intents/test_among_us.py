@@ -42,6 +42,7 @@ from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import draw_games
 from marl.types import Episode, Kind
+from tests.marl.intents.resumed import assert_goes_on
 from tests.marl.models import small_tokens, teach
 
 ENV = {"game": "among_us", "style": "compact", "players": 5, "height": 1, "max_steps": 60}
@@ -335,6 +336,11 @@ def test_intents_stand_in_the_own_stream_alone_and_votes_are_planned() -> None:
             lines = decode(stream.tokens).count(" players vote ")
             own = [t for t in episode.turns if t.agent == seat and t.thoughts]
             assert lines == len(own) and (not own or episode.players[seat] == "planner")
+
+
+def test_a_game_is_taken_up_where_it_stopped() -> None:
+    config = replace(QUIET, repetition=True, correspondence=-0.005)
+    assert_goes_on(lambda: agent(config), lambda one: games(one, 2, crew_cast(one)), 30)
 
 
 def test_without_intents_votes_alone_are_planned() -> None:

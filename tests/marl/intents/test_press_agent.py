@@ -21,6 +21,7 @@ from marl.rollout.rollout import rollout
 from marl.rollout.seeds import draw_games
 from marl.types import Episode
 from tests.marl.intents.press_models import ENV, Obedient, speaker
+from tests.marl.intents.resumed import assert_goes_on
 
 PLAN = PressConfig(candidates=4, others=2, draws=5, iterations=3)
 PAR, CON = HOMES.index("PAR"), HOMES.index("CON")
@@ -85,6 +86,10 @@ def test_it_orders_what_it_planned_and_transcripts_say_so() -> None:
 def test_the_same_game_is_played_again() -> None:
     again = games(agent(correspondence=None))
     assert [episode.turns for episode in again] == [episode.turns for episode in played()]
+
+
+def test_a_game_is_taken_up_where_it_stopped() -> None:
+    assert_goes_on(lambda: agent(correspondence=None), lambda one: games(one, 1))
 
 
 def test_a_mute_player_plans_and_writes_to_nobody() -> None:
