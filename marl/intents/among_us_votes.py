@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from envs.among_us import events
-from envs.among_us.state import Role
+from envs.among_us.state import NAMES, Role
 from envs.among_us.texts import LOWER, ROOM_OF, write
 from envs.core import Question, Style
 from marl.intents.among_us import SKIP, Floats, Grid, Intent, table_texts, untruthful, votes_of
@@ -86,9 +86,10 @@ def table_row(episode: Episode, meeting: Meeting, name: str, tokens: Tokens) -> 
     every message."""
     facts, names = episode.facts, episode.facts["names"]
     agent = next(agent for agent, own in names.items() if own == name)
-    grid = Grid(facts["width"], facts["height"], tuple(names.values()), len(facts["imposters"]))
+    everyone, living = (tuple(sorted(who, key=NAMES.index)) for who in (names.values(), meeting.living))
+    grid = Grid(facts["width"], facts["height"], everyone, len(facts["imposters"]))
     report = meeting.reports[0]
-    opening = events.Meeting(report.who, report.victim, ROOM_OF[report.room.split()[0]], meeting.living)
+    opening = events.Meeting(report.who, report.victim, ROOM_OF[report.room.split()[0]], living)
     words = [(names[turn.agent], turn.message) for turn in meeting.messages]
     writer, asked = StreamWriter(tokens), []
     for step, text in enumerate(table_texts(name, grid, opening, words, Style.COMPACT)):

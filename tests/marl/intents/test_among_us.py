@@ -13,6 +13,8 @@ import pytest
 from envs.among_us.state import Role
 from envs.among_us.texts import COMPACT_TOKENS
 from marl.agents.model import ModelAgent
+from marl.agents.scripted.among_us import make_player
+from marl.agents.text import TextAgent
 from marl.common.errors import UserError
 from marl.intents import among_us_votes
 from marl.intents.agent import CiceroConfig, Parts
@@ -221,6 +223,44 @@ def test_the_votes_beside_a_view_are_those_of_a_stream_that_ends_there() -> None
         stream = episode.streams[agent_name].tokens[: belief.position + 1]
         ended = VoteReader(policy, 1024, 1).votes([stream], [[]], belief.question.candidates)[0, 0]
         assert beside == pytest.approx(ended, abs=1e-5) and beside.sum() == pytest.approx(1)
+
+
+def test_tables_are_learned_from_as_players_read_them() -> None:
+    """The row of a discussion is what a seat that was there reads of it, to the token."""
+    tokens = talker().tokens
+
+    class Watched:
+        def __init__(self, seed: int, role: str) -> None:
+            self.player, self.seen = make_player("careful", seed, role), Witness(seed)
+            self.heard: list[dict[str, str]] = []  # of each discussion, when it comes to a vote
+
+        def observe(self, text: str) -> None:
+            self.player.observe(text)
+            self.read(text)
+
+        def read(self, text: str) -> None:
+            self.seen.observe(text)
+            if self.seen.voting:
+                self.heard.append({name: self.seen.table(name) for name in self.seen.living})
+
+        def reply(self, text: str, options: Sequence[str] = ()) -> str:
+            self.read(text)
+            found: str = self.player.reply(text, options)
+            if not options:
+                self.seen.spoke(found.partition("[END]")[0].strip())
+            return found
+
+    def make(seed: int, role: str) -> Watched:
+        watched.append(Watched(seed, role))
+        return watched[-1]
+
+    watched: list[Watched] = []
+    (episode,) = games(TextAgent("scripted", make, tokens), 1)
+    (meeting, *_) = among_us_votes.meetings_of(episode)
+    for name in among_us_votes.crew_of(episode, meeting):
+        row, seat = among_us_votes.table_row(episode, meeting, name, tokens)
+        heard = [each.heard[0][name] for each in watched if each.heard]
+        assert heard and {tokens.decode(row.streams[seat].tokens).removeprefix("<|bos|>")} == set(heard)
 
 
 def test_messages_that_the_log_refutes_teach_no_votes() -> None:
