@@ -40,7 +40,7 @@ CUTS = 107  # of the seed
 WHOLE = 0.35  # share of the dialogues that an action model reads whole
 MIXED = "mixed"  # instead of an arm: each dialogue in one that is drawn for it
 CONTEXT = 512  # tokens of a human dialogue's stream at most
-FORMAT = 2  # raise it when the same settings make other models
+FORMAT = 3  # raise it when the same settings make other models
 
 Progress = Callable[[str, int, int], None]  # what is trained, steps taken, all steps
 
