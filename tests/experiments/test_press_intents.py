@@ -33,6 +33,7 @@ PLAY = ("progress=false", "threads=1", "device=cpu", "games=2", "concurrency=2")
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where a small study has been made."""
+    pytest.importorskip("diplomacy", reason="needs the extra `diplomacy`: pip install 'diplomacy==1.1.2'")
     folder = tmp_path_factory.mktemp("runs")
     press_intents.main(configure("press_intents", f"runs={folder}", *PLAY, *STUDY))
     return folder

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
+import pytest
 import torch
 
 from envs.diplomacy.pure import HOMES, N, Pure
@@ -25,7 +26,8 @@ ENV = {
 
 @cache
 def speaker() -> Policy:
-    """Knows the tokens of the game, and nothing else."""
+    """Knows the tokens of the game, and nothing else. Skips a test where the game's package is absent."""
+    pytest.importorskip("diplomacy", reason="needs the extra `diplomacy`: pip install 'diplomacy==1.1.2'")
     texts = scripted_texts("diplomacy", [env_maker(ENV)], 0, 4)
     tokens = Tokens(train_tokenizer(texts, COMPACT_TOKENS, 900))
     shape = {"hidden_size": 32, "layers": 2, "heads": 4, "kv_heads": 1, "intermediate_size": 64}
