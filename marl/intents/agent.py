@@ -218,7 +218,6 @@ class CiceroAgent(Talker[Mind], PlanningAgent):
     def _reply(self, key: Key, seat: ModelSeat) -> Reply:
         mind, talk = self._minds.pop(key), self._talk[key]
         text = self.tokens.reply_text(seat.ids)
-        stream = seat.view.stream.tokens
         if talk and (text.lstrip().startswith(dond_replies.PROPOSE) or (False, None) in talk):
             return self._propose(key, seat, mind, [])
         drawn = self._converse(key, seat, mind)
@@ -229,8 +228,7 @@ class CiceroAgent(Talker[Mind], PlanningAgent):
         if played is None:
             ids = self.tokens.encode(said(OPENER))
             played = Draw(ids, [0.0] * len(ids), OPENER)
-        self.engine.rewind(seat.slot, stream)
-        seat.read, seat.ids, seat.logprobs = len(stream), played.ids, played.logprobs
+        self._play(seat, played.ids, played.logprobs)
         return self._noted(key, seat, thoughts_of(mind.intent, drawn), None)
 
     def _propose(self, key: Key, seat: ModelSeat, mind: Mind, drawn: Sequence[Draw]) -> Reply:
@@ -244,10 +242,7 @@ class CiceroAgent(Talker[Mind], PlanningAgent):
             tuple(text.removeprefix(dond_replies.PROPOSE).strip() for text in texts), ids,
             tuple(mind.plan.anchor.tolist()), tuple(mind.plan.values.tolist()), certain, chosen,
         )  # fmt: skip
-        stream = seat.view.stream.tokens
-        self.engine.rewind(seat.slot, stream)
-        seat.read, seat.ids = len(stream), list(ids[chosen])
-        seat.logprobs = [0.0] * len(seat.ids)
+        self._play(seat, list(ids[chosen]), [0.0] * len(ids[chosen]))
         return self._noted(key, seat, thoughts_of(mind.intent, drawn), planned)
 
     def _noted(self, key: Key, seat: ModelSeat, thoughts: str, planned: Planned | None) -> Reply:
@@ -260,12 +255,7 @@ class CiceroAgent(Talker[Mind], PlanningAgent):
         config, opening, talk = self.cicero, self._openings[key], self._talk[key]
         questions = [asked.question for asked in self._seats[key].view.asked[:3]]
         before = [words for mine, words in talk if mine and words]
-        for draw in fresh:
-            if not draw.text:
-                draw.refused = "unfinished"
-            elif config.repetition and filters.repeats(draw.text, before):
-                draw.refused = filters.REPETITION
-        left = [draw for draw in fresh if not draw.refused]
+        left = self._said_once(fresh, before)
         if self.thresholds is not None and left and self.parts.nonsense is not None:
             rows = [self._row(opening, talk, questions, draw.text) for draw in left]
             flags = self.parts.nonsense.rejected(features(self.parts.action, rows), self.thresholds)

@@ -42,7 +42,7 @@ from marl.intents.among_us import (
 )
 from marl.intents.among_us_votes import ending
 from marl.intents.draws import Draw, shown
-from marl.intents.talker import Talker
+from marl.intents.talker import Talker, check_compact
 from marl.model.policy import Policy
 from marl.model.tokens import StreamWriter
 from marl.types import Belief, Kind, Planned, Stream
@@ -115,12 +115,15 @@ class TableAgent(Talker[Plan]):
 
     def __init__(
         self, name: str, parts: Parts, config: CiceroConfig, *, context: int, temperature: float = 1.0, slots: int,
-        **limits: Any,
+        style: str | None = None, **limits: Any,
     ) -> None:  # fmt: skip
-        """`slots`, `limits`: see `ModelAgent`. An arm without intents plans its votes, and talks without a plan."""
+        """`slots`, `limits`: see `ModelAgent`. An arm without intents plans its votes, and talks without a plan.
+        UserError for another style than compact, which it reads alone."""
+        check_compact(name, style)
         super().__init__(
-            name, parts.dialogue, context=context, temperature=temperature or 0.01, slots=slots + config.draws, **limits
-        )
+            name, parts.dialogue, context=context, temperature=temperature or 0.01, slots=slots + config.draws,
+            style=Style.COMPACT.value, **limits,
+        )  # fmt: skip
         self.cicero, self.tells = config, parts.arm in ("intent", "both")
         self.reader = VoteReader(parts.action, context, config.draws)
         self.counts: Counter[str] = Counter()
@@ -187,14 +190,11 @@ class TableAgent(Talker[Plan]):
         config, seen = self.cicero, self._seen[key]
         table, imposter = config.among_us, seen.role == Role.IMPOSTER
         before = [message for speaker, message in seen.words if speaker == seen.me]
-        for draw in fresh:
-            if not draw.text:
-                draw.refused = "unfinished"
-            elif config.repetition and filters.repeats(draw.text, before):
-                draw.refused = filters.REPETITION
-            elif imposter and table.facts and exposes(draw.text, seen):
-                draw.refused = FACTS
-        left = [draw for draw in fresh if not draw.refused]
+        left = self._said_once(fresh, before)
+        if imposter and table.facts:
+            for draw in left:
+                draw.refused = FACTS if exposes(draw.text, seen) else ""
+            left = [draw for draw in left if not draw.refused]
         if left and imposter and table.giveaway is not None:
             team = [mind.votes.index(n.lower()) for n in (seen.me, *seen.fellows) if n.lower() in mind.votes]
             risk = mind.expected[:, team].sum(-1).mean()
@@ -268,12 +268,6 @@ class TableAgent(Talker[Plan]):
             plan.votes, tuple((ids[vote],) for vote in plan.votes), tuple(plan.anchor.tolist()),
             tuple(plan.values.tolist()), certain, plan.own,
         )  # fmt: skip
-
-    def _play(self, seat: ModelSeat, ids: list[int], logprobs: list[float]) -> None:
-        """Replies with these ids instead of the model's own sample."""
-        stream = seat.view.stream.tokens
-        self.engine.rewind(seat.slot, stream)
-        seat.read, seat.ids, seat.logprobs = len(stream), ids, logprobs
 
     def finish(self, keys: Sequence[Key]) -> dict[Key, tuple[Stream, list[Belief]]]:
         for key in keys:

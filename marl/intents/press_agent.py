@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,13 +21,13 @@ from envs.core import END, Style, TurnKind
 from envs.diplomacy.pure import HOMES, POWERS, N, order_text
 from envs.diplomacy.texts import NOBODY
 from marl.agents.base import Key, Reply, Request
-from marl.agents.model import ModelAgent, ModelSeat
-from marl.common.errors import UserError
+from marl.agents.model import ModelSeat
 from marl.intents import filters
 from marl.intents.agent import PLAN, CiceroConfig, Parts
-from marl.intents.draws import Draw, draws_for, shown
+from marl.intents.draws import Draw, shown
 from marl.intents.orders import OrderReader, trees_of
 from marl.intents.press import Intent, Notes, Phase, Said, choices_of, talk_view
+from marl.intents.talker import Talker, check_compact
 from marl.model.policy import Policy
 from marl.planning.press import OrderPlan, PressConfig, plan_order
 from marl.types import Belief, Kind, Stream
@@ -46,21 +46,15 @@ class Planner:
         if not owner:
             return None
         spoken = {power for phase in notes.phases for said in phase.talk for power in (said.speaker, said.reader)}
-        mine = [
-            None,
-            NOBODY,
-            *sorted(spoken - {me}),
-        ]  # views of the own orders, by partner; with nobody there is no talk
+        mine = [None, NOBODY, *sorted(spoken - {me})]  # views of the own orders, by partner: all, none, and each
         theirs = sorted({*owner.values()} - {me})
         streams = [self.stream(notes, me, notes.phases, partner) for partner in mine]
         streams += [self.stream(notes, power, notes.phases, me) for power in theirs]
         own = [v for v in owner if owner[v] == me]
         asked = [[place, *own]] + [[place]] * (len(mine) - 1) + [[v for v in owner if owner[v] == p] for p in theirs]
         whole, *found = self.reader.probabilities(streams, [state] * len(streams), asked)
-        in_pair, others = (
-            dict(zip(mine[1:], found, strict=False)),
-            dict(zip(theirs, found[len(mine) - 1 :], strict=True)),
-        )
+        in_pair = dict(zip(mine[1:], found, strict=False))
+        others = dict(zip(theirs, found[len(mine) - 1 :], strict=True))
         pairs = np.zeros((N, 2, whole.shape[1]))
         for v, power in owner.items():
             pairs[v] = in_pair.get(power, in_pair[NOBODY])[place], others.get(power, whole)[v]
@@ -80,16 +74,24 @@ class Planner:
         return [float(each[place, code]) for each in found]
 
 
-class PressAgent(ModelAgent):
-    """See the module. `counts`: messages drawn, and by whom they were refused."""
+class Aim(NamedTuple):
+    """An intent, and the probability of its own order if nothing is said."""
+
+    intent: Intent
+    before: float
+
+
+class PressAgent(Talker[Aim]):
+    """See the module."""
+
+    tag, ranks = "", False
 
     def __init__(
         self, name: str, parts: Parts, config: CiceroConfig, game: str, *, context: int, temperature: float = 1.0,
         slots: int, style: str | None = None, **limits: Any,
     ) -> None:  # fmt: skip
         """`slots`, `limits`: see `ModelAgent`. UserError for another style than compact, which it reads alone."""
-        if style not in (None, Style.COMPACT.value):
-            raise UserError(f"{name}: talks with a plan in compact style alone, and env.style={style}. Leave it out")
+        check_compact(name, style)
         super().__init__(
             name, parts.dialogue, context=context, temperature=temperature or 0.01, slots=slots + 1,
             style=Style.COMPACT.value, **limits,
@@ -182,38 +184,33 @@ class PressAgent(ModelAgent):
 
     def _speak(self, key: Key, seat: ModelSeat, plan: OrderPlan) -> str:
         """Draws messages until one passes, and puts it in place of the model's own. Returns what is shown of it."""
-        notes, config, drawn = self._notes[key], self.cicero, list[Draw]()
-        stream, other = seat.view.stream.tokens, notes.phases[-1].unit_of(notes.to)
+        notes = self._notes[key]
+        other = notes.phases[-1].unit_of(notes.to)
         assert other is not None
         intent = self._intent(plan, other)
-        limit = min(seat.limit, self._free(seat))
-        before = [said.text for phase in notes.phases for said in phase.talk if said.speaker == notes.power]
-        (least,) = self.planner.agree(notes, notes.to, [""], intent.own)
-        while len(drawn) < config.draws and not (drawn and not drawn[-1].refused):
-            ((ids, logprobs),) = draws_for(
-                self.engine, seat, 1, len(drawn), limit, temperature=self.temperature, top_p=config.top_p, tag=""
-            )
-            words = self.tokens.reply_text(ids).partition(END)[0] if self.tokens.ends(ids) else ""
-            draw = Draw(ids, logprobs, " ".join(words.split()))
-            drawn.append(draw)
-            if not draw.text:
-                draw.refused = "unfinished"
-            elif config.repetition and filters.repeats(draw.text, before):
-                draw.refused = filters.REPETITION
-            elif config.correspondence is not None:
-                (after,) = self.planner.agree(notes, notes.to, [draw.text], intent.own)
-                if filters.betrays(least, after, config.correspondence):
-                    draw.refused = filters.CORRESPONDENCE
-        self.counts["drawn"] += len(drawn)
-        self.counts.update(f"refused/{draw.refused}" for draw in drawn if draw.refused)
+        (before,) = self.planner.agree(notes, notes.to, [""], intent.own)
+        drawn = self._converse(key, seat, Aim(intent, before))
         said = drawn[-1]
         if said.refused:
             self.counts["spent"] += 1
             said = Draw(ids := self.tokens.encode(END), [0.0] * len(ids), "")
-        self.engine.rewind(seat.slot, stream)
-        seat.read, seat.ids, seat.logprobs = len(stream), said.ids, said.logprobs
+        self._play(seat, said.ids, said.logprobs)
         own, reader = (order_text(*each) for each in intent)
         return shown(f"I order {own}, {notes.to} {reader}", drawn)
+
+    def _words(self, ids: Sequence[int]) -> str:
+        text = self.tokens.reply_text(ids).partition(END)[0] if self.tokens.ends(ids) else ""
+        return " ".join(text.split())
+
+    def _filter(self, key: Key, mind: Aim, fresh: Sequence[Draw], earlier: Sequence[Draw]) -> None:
+        notes, config = self._notes[key], self.cicero
+        before = [said.text for phase in notes.phases for said in phase.talk if said.speaker == notes.power]
+        left = self._said_once(fresh, before)
+        if left and config.correspondence is not None:
+            texts = [draw.text for draw in left]
+            for draw, after in zip(left, self.planner.agree(notes, notes.to, texts, mind.intent.own), strict=True):
+                betrayed = filters.betrays(mind.before, after, config.correspondence)
+                draw.refused = filters.CORRESPONDENCE if betrayed else ""
 
     def finish(self, keys: Sequence[Key]) -> dict[Key, tuple[Stream, list[Belief]]]:
         for key in keys:

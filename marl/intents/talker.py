@@ -7,14 +7,18 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from envs.core import Style
 from envs.dond.replies import MESSAGE
 from marl.agents.base import Key
 from marl.agents.model import ModelAgent, ModelSeat
+from marl.common.errors import UserError
+from marl.intents import filters
 from marl.intents.draws import Draw, draws_for, words_of
 
 if TYPE_CHECKING:
     from marl.intents.agent import CiceroConfig
 
+UNFINISHED = "unfinished"  # of a message that did not end
 Mind = TypeVar("Mind")  # what an agent has planned for a reply
 
 
@@ -24,14 +28,23 @@ class Talker(ModelAgent, Generic[Mind]):
     cicero: CiceroConfig
     counts: Counter[str]
     tag = MESSAGE  # that its messages begin with
+    ranks = True  # whether the last filter compares several candidates
 
     @abstractmethod
     def _filter(self, key: Key, mind: Mind, fresh: Sequence[Draw], earlier: Sequence[Draw]) -> None:
         """Applies all filters but the last to messages that were just drawn."""
 
-    @abstractmethod
     def _by_value(self, key: Key, mind: Mind, left: Sequence[Draw]) -> None:
-        """Refuses the candidates of least value."""
+        """Refuses the candidates of least value, where a game `ranks` them."""
+
+    def _said_once(self, fresh: Sequence[Draw], before: Sequence[str]) -> list[Draw]:
+        """Refuses unfinished messages, and repetitions of what was said `before`. Returns the others."""
+        for draw in fresh:
+            if not draw.text:
+                draw.refused = UNFINISHED
+            elif self.cicero.repetition and filters.repeats(draw.text, before):
+                draw.refused = filters.REPETITION
+        return [draw for draw in fresh if not draw.refused]
 
     def _words(self, ids: Sequence[int]) -> str:
         """Returns what the others would read of a reply; empty if it is unfinished or no message."""
@@ -41,12 +54,13 @@ class Talker(ModelAgent, Generic[Mind]):
         """Draws messages until enough pass the filters. Returns all, in the order in which they were drawn."""
         config = self.cicero
         drawn: list[Draw] = []
-        wanted = config.candidates if config.value < 1 else 1
+        by_value = self.ranks and config.value < 1
+        wanted = config.candidates if by_value else 1
         while len(drawn) < config.draws and (passed := sum(not d.refused for d in drawn)) < wanted:
             more = self._draw(seat, min(wanted - passed, config.draws - len(drawn)), len(drawn))
             self._filter(key, mind, more, drawn)
             drawn += more
-        if config.value < 1:
+        if by_value:
             self._by_value(key, mind, [d for d in drawn if not d.refused])
         self.counts["drawn"] += len(drawn)
         self.counts.update(f"refused/{draw.refused}" for draw in drawn if draw.refused)
@@ -59,3 +73,15 @@ class Talker(ModelAgent, Generic[Mind]):
             self.engine, seat, count, done, limit, temperature=self.temperature, top_p=self.cicero.top_p, tag=self.tag
         )
         return [Draw(ids, own, self._words(ids)) for ids, own in found]
+
+    def _play(self, seat: ModelSeat, ids: list[int], logprobs: list[float]) -> None:
+        """Replies with these ids instead of the model's own sample."""
+        stream = seat.view.stream.tokens
+        self.engine.rewind(seat.slot, stream)
+        seat.read, seat.ids, seat.logprobs = len(stream), ids, logprobs
+
+
+def check_compact(name: str, style: str | None) -> None:
+    """Refuses another style of text than compact, for players that read it alone."""
+    if style not in (None, Style.COMPACT.value):
+        raise UserError(f"{name}: talks with a plan in compact style alone, and env.style={style}. Leave it out")
