@@ -1,9 +1,9 @@
 """Players by name: `base`, a run's folder, scripted players, `random`, `chat`.
 
 A language model whose name ends in `+plan`, as in `base+plan`, plans its claims or votes (marl/planning/planner.py). A
-folder of `experiments.studies.intents`, or of `press_intents` beside it, with `+cicero` talks with a plan, too
-(marl/intents/agent.py, press_agent.py). A player of
-`experiments.lookahead`, as runs/lookahead/STUDY/piKL-s0, plays `pure` Diplomacy (experiments/setup/lookahead.py).
+folder of `experiments.studies.intents`, `among_us_intents` or `press_intents` with `+cicero` talks with a plan, too
+(marl/intents: agent.py, among_us_agent.py, press_agent.py). A player of `experiments.lookahead`, as
+runs/lookahead/STUDY/piKL-s0, plays `pure` Diplomacy (experiments/setup/lookahead.py).
 """
 
 from collections.abc import Collection, Iterable, Mapping

@@ -40,7 +40,7 @@ from marl.intents.among_us_training import action_model, dialogue_model, intents
 from marl.intents.among_us_votes import Annotated, annotate
 from marl.intents.training import kept_policy
 from marl.metrics.stats import Interval, bootstrap_mean, paired_difference, rate, seed_mean
-from marl.metrics.tables import TableRow, format_table, write_csv, write_table
+from marl.metrics.tables import TableRow, format_table, read_table, write_csv, write_table
 from marl.model.policy import Policy
 from marl.pretraining.config import Lesson
 from marl.report.transcripts import write_episodes
@@ -111,7 +111,7 @@ def main(cfg: DictConfig) -> None:
         headline = [row for row in rows if not row.arm.startswith("by role")]
         write_table(place.out / "table.csv", headline)
         write_table(place.out / "roles.csv", [row for row in rows if row.arm.startswith("by role")])
-        draw(headline, place.out / "figure.svg")
+        draw(read_table(place.out / "table.csv"), place.out / "figure.svg")  # as `report data=` draws it
     for arm in dict.fromkeys(row.arm for row in rows):
         say(f"\n{arm}\n" + format_table({arm: {row.metric: row.interval for row in rows if row.arm == arm}}))
     say(f"\ntables: {place.out}")
@@ -256,7 +256,7 @@ def control(
         if right:
             figures["intent", f"intent/control{end}"] = share(*map(list, zip(*right, strict=True)))  # type: ignore[arg-type]
         lines += [[arm, p[2].own, e.turn.message, m] for e, p, m in zip(chosen, places, said, strict=True)]
-    if not made.seed:
+    if made.seed == cfg.seeds[0]:
         write_csv(place.out / "control.csv", ("intent_is", "intent", "scripted", "drawn"), lines)
     return figures
 

@@ -44,7 +44,7 @@ from marl.intents.streams import ARMS, Intent
 from marl.intents.training import MIXED, action_model, annotated, dialogue_model, unvaried
 from marl.metrics.drift import likelihood, retold
 from marl.metrics.stats import Interval, Metrics, bootstrap_mean, bootstrap_ratio, rate, seed_mean
-from marl.metrics.tables import TableRow, figures_by_arm, format_table, write_csv, write_table
+from marl.metrics.tables import TableRow, figures_by_arm, format_table, read_table, write_csv, write_table
 from marl.metrics.wording import bounds
 from marl.model.policy import Policy
 from marl.report.figures import HALF, PAPER, save_figure, style_axes
@@ -109,7 +109,7 @@ def main(cfg: DictConfig) -> None:
                 found.setdefault(key, []).append(each)
         rows = [table_row(*key, each) for key, each in found.items()]  # after each seed: it may be the last one today
         write_table(place.out / "table.csv", rows)
-        draw(rows, place.out / "figure.svg")
+        draw(read_table(place.out / "table.csv"), place.out / "figure.svg")  # as `report data=` draws it
     for arm, of_arm in figures_by_arm(rows).items():
         say(f"\n{arm}\n" + format_table({arm: of_arm}))
     say(f"\ntables and figure: {place.out}")

@@ -56,7 +56,7 @@ from marl.intents.press_training import (
 from marl.intents.training import kept_policy
 from marl.metrics.press import press_metrics
 from marl.metrics.stats import Interval, Metrics, bootstrap_mean, rate
-from marl.metrics.tables import TableRow, format_table, write_csv, write_table
+from marl.metrics.tables import TableRow, format_table, read_table, write_csv, write_table
 from marl.model.policy import Policy
 from marl.report.transcripts import write_episodes
 from marl.rollout.games import env_maker, scripted
@@ -107,7 +107,7 @@ def main(cfg: DictConfig) -> None:
         rows = [table_row(*key, each) for key, each in found.items()]  # after each seed: it may be the last one today
         write_table(place.out / "table.csv", rows)
         write_csv(place.out / "filters.csv", ("seed", "among", "what", "count"), refusals)
-        draw(rows, place.out / "figure.svg")
+        draw(read_table(place.out / "table.csv"), place.out / "figure.svg")  # as `report data=` draws it
     for arm in dict.fromkeys(row.arm for row in rows):
         say(f"\n{arm}\n" + format_table({arm: {row.metric: row.interval for row in rows if row.arm == arm}}))
     say(f"\ntables and figure: {place.out}")

@@ -22,7 +22,7 @@ Plan = Callable[[Pure, Small, np.random.Generator], Small]  # positions (S, WIDT
 
 
 class PureSeat:
-    """What one seat knows of a position. Takes every observation's text in order (`observe`)."""
+    """Notes what one seat knows of a position. Takes every observation's text in order (`observe`)."""
 
     def __init__(self) -> None:
         self.seen = Reader()

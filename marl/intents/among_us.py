@@ -126,14 +126,14 @@ class Witness(Memory):
         self.words.append((self.me, message))
 
     def table(self, hearer: str) -> str:
-        """What the whole table has heard in this discussion (`table_texts`)."""
+        """Returns what the whole table has heard in this discussion (`table_texts`)."""
         assert self.meeting is not None
         grid = Grid(self.width, self.height, self.names, self.imposters)
         return "".join(table_texts(hearer, grid, self.meeting, self.words, self.style))
 
 
 class Grid(NamedTuple):
-    """What everybody knows of a game."""
+    """Facts of a game that everybody knows."""
 
     width: int
     height: int
@@ -144,7 +144,7 @@ class Grid(NamedTuple):
 def table_texts(
     hearer: str, grid: Grid, meeting: events.Meeting, words: Sequence[tuple[str, str]], style: Style
 ) -> list[str]:
-    """What a crewmate reads of a discussion that has seen nothing else of the game: the opening, and each message."""
+    """Returns what a crewmate who saw nothing else of the game reads of a discussion: the opening, and each message."""
     intro = events.Intro(hearer, Role.CREWMATE, *grid, (), ())
     opening = write(intro, style) + write(meeting, style)
     return [opening, *(told(speaker, message, style) for speaker, message in words)]

@@ -59,7 +59,7 @@ def scripted_games(env: Mapping[str, Any], tokens: Tokens, base: BaseConfig, par
 
 
 def action_rows(episodes: Sequence[Episode], tokens: Tokens) -> list[Row]:
-    """What an action model learns from: all views with votes beside them, and what the tables heard."""
+    """Returns what an action model learns from: all views with votes beside them, and what the tables heard."""
     rows: list[Row] = []
     for episode in episodes:
         asked = with_votes(episode, tokens)
@@ -126,7 +126,7 @@ def passes(draw: Callable[[int], Sequence[Row]], base: BaseConfig) -> Iterator[l
 
 
 def lesson_rows(episodes: Sequence[Episode], tokens: Tokens) -> tuple[list[Row], list[Row]]:
-    """What a lesson in votes is made of: the views of players that kept their word, asked for their vote behind each
+    """Returns the views of a lesson in votes: those of players that kept their word, asked for their vote behind each
     message that accuses outright whom they then voted for; and what the tables heard, asked behind every message."""
     views: list[Row] = []
     for episode in episodes:

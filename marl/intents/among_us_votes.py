@@ -82,8 +82,8 @@ def said_by(episode: Episode, tokens: Tokens, meetings: Sequence[Meeting]) -> li
 
 
 def table_row(episode: Episode, meeting: Meeting, name: str, tokens: Tokens) -> Row:
-    """What a player heard in a discussion, as a row (`table_texts`), with its vote asked behind the opening and behind
-    every message."""
+    """Returns what a player heard in a discussion, as a row (`table_texts`), with its vote asked behind the opening and
+    behind every message."""
     facts, names = episode.facts, episode.facts["names"]
     agent = next(agent for agent, own in names.items() if own == name)
     everyone, living = (tuple(sorted(who, key=NAMES.index)) for who in (names.values(), meeting.living))

@@ -80,7 +80,7 @@ class Phase:
 
 
 class Notes:
-    """What one seat read (`read`) and said (`say`), phase by phase."""
+    """Notes of what one seat read (`read`) and said (`say`), phase by phase."""
 
     def __init__(self) -> None:
         self.seat, self.opening, self.phases = PureSeat(), "", list[Phase]()

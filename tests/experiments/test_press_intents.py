@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import evaluate
+from experiments import evaluate, report
 from experiments.setup.players import check_plans, check_players, played_as
 from experiments.studies import press_intents
 from marl.agents.model import PlayConfig
@@ -55,6 +55,12 @@ def test_its_table_has_what_is_measured_and_the_same_command_says_it_again(runs:
     press_intents.main(configure("press_intents", f"runs={runs}", *PLAY, *STUDY))
     assert table.read_text() == before
     assert cells == {path: path.stat().st_mtime_ns for path in (runs / "press_intents").glob("*.json")}
+
+
+def test_its_figure_is_what_report_draws_from_the_table(runs: Path, tmp_path: Path) -> None:
+    made = runs / "press_intents"
+    report.main(configure("report", f"data={made}", f"publish={tmp_path}"))
+    assert (tmp_path / "figure.svg").read_text() == (made / "figure.svg").read_text()
 
 
 def test_its_player_is_evaluated_with_its_plans_in_the_transcripts(runs: Path, tmp_path: Path) -> None:

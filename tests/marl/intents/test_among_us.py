@@ -99,6 +99,12 @@ def agent(config: CiceroConfig = QUIET, arm: str = "intent") -> TableAgent:
     return TableAgent("planner", parts, config, slots=30, context=1024, max_new_tokens=12, temperature=0.7)
 
 
+def test_another_style_is_refused() -> None:
+    parts = Parts("intent", talker(), talker(), None)
+    with pytest.raises(UserError, match=r"planner: .*env\.style=natural"):
+        TableAgent("planner", parts, QUIET, slots=30, context=1024, style="natural")
+
+
 def witness(role: str = "imposter") -> Witness:
     """Green, who has been in the lab with red, and in the garden; the body lies in the bridge."""
     seen = Witness(0)
