@@ -246,7 +246,7 @@ def expectation(folder: Path) -> None:
 
 @contextmanager
 def room_for(size: int) -> Iterator[None]:
-    """Within, the system refuses what would make a file longer than so many bytes, as a full disk does."""
+    """Makes the system refuse what would make a file longer than so many bytes, as a full disk does."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

@@ -69,7 +69,7 @@ def facts(episode: Episode) -> dict[str, Any]:
 
 
 def p_values(some: list[Episode], others: list[Episode]) -> dict[str, float]:
-    """Of the hypothesis that two samples of games come from one distribution: lengths, and how games end."""
+    """P-values of the hypothesis that two samples of games come from one distribution: lengths, and how games end."""
     one, two = [facts(e) for e in some], [facts(e) for e in others]
     found = {
         name: float(ks_2samp([f[name] for f in one], [f[name] for f in two]).pvalue)

@@ -113,7 +113,7 @@ def test_memory_that_runs_out_ends_one_row(monkeypatch: pytest.MonkeyPatch, poli
 
 
 def test_generate_believes_what_this_engine_believes(policy: tuple[str, Policy]) -> None:
-    """Of one stream: the games that `generate` played are read again by this engine, token for token."""
+    """Compares one stream: the games that `generate` played are read again by this engine, token for token."""
     game, model = policy
     drawn, make_env = draw_games(0, count=3), env_maker(ENVS[game])
     torch.manual_seed(0)
