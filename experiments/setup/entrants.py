@@ -17,6 +17,7 @@ from experiments.setup.players import (
     check_plans,
     is_run,
     model_player,
+    player_config,
     policy_folder,
     run_of,
     run_policy,
@@ -32,7 +33,7 @@ from marl.agents.model import ModelAgent
 from marl.common.errors import UserError, check_sizes
 from marl.common.files import reading
 from marl.intents.agent import CICERO
-from marl.model.policy import Policy
+from marl.model.policy import Policy, longest_stream
 from marl.planning.planner import SUFFIX
 from marl.pretraining.base import base_policy
 from marl.rollout.cast import Seats, by_role
@@ -155,10 +156,15 @@ def voiced(player: Agent, voice: str | None, spec: PlaySpec, device: torch.devic
 def as_in_runs(cfg: DictConfig, names: Sequence[str]) -> DictConfig:
     """Returns the configuration with the game, cast and limits in which the runs among the players were evaluated.
 
-    What the command line says of `env`, `cast` and `algo` wins. Without a run a base plays the test contexts. UserError
-    where two runs differ in a setting of which the command line says nothing, styles apart, and where it asks for
-    another game, model or base than a run's.
+    What the command line says of `env`, `cast` and `algo` wins. Without a run a base plays the test contexts. Where
+    players that talk with a plan read less than `algo.context`, all read as little. UserError where two runs differ
+    in a setting of which the command line says nothing, styles apart, and where it asks for another game, model or
+    base than a run's.
     """
+    talkers = [name for name in names if name.endswith(CICERO) and is_run(name)]
+    if talkers:
+        context = min(cfg.algo.context, *(longest_stream(player_config(name)) for name in talkers))
+        cfg = OmegaConf.merge(cfg, {"algo": {"context": context}})
     given: list[str] = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
     own = OmegaConf.from_dotlist([o for o in given if o.startswith(("env.", "cast.", "algo."))])
     runs: dict[str, DictConfig] = {}

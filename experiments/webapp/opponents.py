@@ -42,6 +42,7 @@ from marl.common.errors import UserError
 from marl.decoding.memory import Slots, check_memory
 from marl.decoding.probes import size_of
 from marl.intents.agent import CICERO, PARTS, CiceroConfig
+from marl.model.policy import longest_stream
 from marl.planning.planner import GAMES as PLANNED
 from marl.planning.planner import SUFFIX, PlannerConfig
 from marl.rollout.cast import learners_of
@@ -273,8 +274,9 @@ class Opponents:
         if not folder.is_dir():
             raise UserError(f"{called} is no longer among the finished runs. Choose another opponent.")
         settings = _settings(Path(run), 0)
-        context, most = settings["algo"]["context"], settings["algo"]["max_new_tokens"]
         config, places = player_config(run), seats(env)
+        context = min(settings["algo"]["context"], longest_stream(config))
+        most = settings["algo"]["max_new_tokens"]
         fit = check_memory(
             [Slots.of(config, context, places, more_slots(name))],
             size_of(config, context).weights,

@@ -69,7 +69,8 @@ MADE = {  # names that stand for one's own files, and what is in the folder belo
     "HOST": "localhost", "/models/NAME": "model", "runs/NAME": "runs/mine", "runs/A,": "runs/mine,",
     "runs/B,": "runs/other,", "name=PATH": "name=model", "=DIR": "=dialogues",
     "dond_human-full-s0-*": "othe*",
-    "seed=100 cast.": "seed=12 cast.", "seed: [33, 34]": "seed: [0, 1]",
+    "seed=100 cast.": "seed=12 cast.", "ablation=full seed=100": "ablation=full seed=12",
+    "arm=imposter seed=100": "arm=imposter seed=12", "seed: [33, 34]": "seed: [0, 1]",
 }  # fmt: skip
 FIRST = {  # a name, and the command of the pages that makes what it stands for
     "STUDY": "python -m experiments.lookahead",
@@ -81,6 +82,8 @@ FIRST = {  # a name, and the command of the pages that makes what it stands for
     "CODE": "python -m experiments.web_export study=my_study.yaml",
     "study=load": "make negotiation",
     "best_response": "make quickstart",
+    "among_us_turns": "python -m experiments.train experiment=among_us_best_response hydra.mode=RUN "
+    "name=among_us_quick arm=imposter seed=100",
 }
 MADE_RUNS: set[tuple[Path, str]] = set()  # folders, and commands that others there need and that were run
 QUIET = ("progress=false", "threads=1")
@@ -182,7 +185,7 @@ def training(given: str) -> list[str]:
         small = [*SMALL, "base.games=24", "base.tokenizer_games=20", *["env.years=1"] * ("diplomacy" in given)]
     if "model=hf" in given:
         small = [word for word in small if not word.startswith(("model.", "base."))]
-    if "sweep=" in given or "-m " in given:
+    if ("sweep=" in given or "-m " in given) and "hydra.mode=RUN" not in given:
         small.append("seed=0,1")
     if re.search(r"sweep=(among_us_(?!imposter|iterated)|dond_ablation|dond_filtered_bc_ppo)", given):
         small += ["ablation=full,game_only"] * ("ablation=" not in given)
@@ -264,9 +267,12 @@ def there(word: str, folder: Path) -> str:
     made = {
         "STUDY": "lookahead/*", "RUNS": "dond_human-*", "intents-both": "intents-both-*", "web_export": simulated,
         "study=load": "dond_quickstart-*", "best_response": "among_us_quickstart-full-s12-*",
+        "among_us_turns": "among_us_quick-imposter-s12-*",
         "among-us-intents": "among-us-intents-*", "press-s0": "press-s0",
     }  # fmt: skip
     found = sorted((folder / "runs").glob(made[word]))
+    if word == "STUDY":  # pages play its players on `pure`
+        found = [path for path in found if "france" not in (path / "settings.json").read_text()]
     return ",".join(path.name for path in found[: 2 if word == "RUNS" else 1])
 
 

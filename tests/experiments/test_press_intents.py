@@ -65,7 +65,7 @@ def test_its_figure_is_what_report_draws_from_the_table(runs: Path, tmp_path: Pa
 
 def test_its_player_is_evaluated_with_its_plans_in_the_transcripts(runs: Path, tmp_path: Path) -> None:
     names = f"players=[{runs}/press-s0+cicero,careful]"
-    game = ("env=diplomacy", "env.press=private", "env.years=1", "model.context=512")
+    game = ("env=diplomacy", "env.press=private", "env.years=1")
     evaluate.main(configure("evaluate", names, f"out={tmp_path}", *game, *PLAY, *WEAK))
     episodes = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
     own = [t for e in episodes for t in e["turns"] if e["players"][t["agent"]] == "press-s0+cicero"]
