@@ -12,6 +12,6 @@ from envs.dond.texts import COMPACT_TOKENS
 
 __all__ = ["AGENTS", "COMPACT_TOKENS", "FILES", "LATER", "DealOrNoDeal", "Style", "env", "parallel_env"]
 
-LATER = {"format": "free"}
+LATER = {"format": "free", "questions": "values"}
 parallel_env = DealOrNoDeal  # the game as a native parallel environment
 env = aec(parallel_env)  # the game in PettingZoo's AEC form

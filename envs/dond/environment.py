@@ -12,15 +12,16 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from envs.core import Step, Style, TextGame, TurnKind, View, check_number, check_whole
+from envs.core import Question, Step, Style, TextGame, TurnKind, View, check_number, check_whole
 from envs.dond import rules
 from envs.dond.replies import KINDS, Message, Proposal, Refused, parse_choice, parse_reply, parse_words, proposal_text
 from envs.dond.rules import ITEMS, MAX_POINTS, SPLITS, Context, Triple
-from envs.dond.texts import QUESTIONS, WORDING, passed_on, prompt
+from envs.dond.texts import QUESTIONS, WORDING, claim_questions, passed_on, prompt
 
 AGENTS = ("player_0", "player_1")
 MAX_TEXT = 3_000  # characters of an observation besides a message; the natural prompt is the longest
 FORMATS = ("free", "structured")
+ASKED = ("values", "claims")
 MAX_TAGS = 20  # characters that tag and end marker add to a message
 
 
@@ -52,6 +53,8 @@ class DealOrNoDeal(TextGame):
         format: "free", every reply is text with a tag; or "structured", where a player chooses between message and
             proposal, and chooses a proposal's counts one after another (turn CHOOSE); words are free (turn SPEAK), and
             none at all are silence.
+        questions: what is asked after each message and before the first: the partner's "values" of the items, or its
+            "claims", which are known at the end (`Question.later`), of a partner that makes none never.
         render_mode: None or "ansi".
 
     Raises ValueError, naming the setting, for values outside these ranges. Players are told of every limit, so games
@@ -71,11 +74,14 @@ class DealOrNoDeal(TextGame):
         max_errors: int = 5,
         max_message_chars: int = 400,
         format: str = "free",
+        questions: str = "values",
         render_mode: str | None = None,
     ) -> None:
         check_number("objective", objective, -1, 1)
         if format not in FORMATS:
             raise ValueError(f"format must be {' or '.join(FORMATS)}, got {format!r}.")
+        if questions not in ASKED:
+            raise ValueError(f"questions must be {' or '.join(ASKED)}, got {questions!r}.")
         if split not in SPLITS:
             raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}.")
         check_whole("max_entries", max_entries, 1, 10**9)
@@ -85,6 +91,7 @@ class DealOrNoDeal(TextGame):
             AGENTS, style, render_mode, max_text=MAX_TEXT + max_message_chars, max_reply=max_message_chars + MAX_TAGS
         )
         self.objective, self.structured = float(objective), format == "structured"
+        self.questions = questions
         self.max_entries, self.max_errors, self.max_message_chars = max_entries, max_errors, max_message_chars
         self.state_space = spaces.Box(-1.0, float(MAX_POINTS), (18,), np.float32)
         if split == "outside" and contexts is None:
@@ -243,11 +250,10 @@ class DealOrNoDeal(TextGame):
         return "\n".join(lines) + "\n"
 
     def _views(self, texts: list[str], asked: bool) -> dict[str, View]:
-        """Both players' views; `asked`: the belief questions, on the partner's values, are due."""
+        """Both players' views; `asked`: the belief questions are due."""
         views = {}
         for seat, (agent, text) in enumerate(zip(AGENTS, texts, strict=True)):
-            questions = QUESTIONS[self.styles[agent]]
-            hidden = self._context.values[1 - seat] if asked else ()
+            claim = self._claims[1 - seat] if self._outcome else None
             turn = TurnKind.SPEAK if seat == self._mover else TurnKind.WAIT
             options: tuple[str, ...] = ()
             if self.structured and seat == self._mover:
@@ -260,9 +266,18 @@ class DealOrNoDeal(TextGame):
                 text,
                 turn,
                 options,
-                questions=tuple(questions[item][value] for item, value in enumerate(hidden)),
+                questions=self._questions(seat) if asked else (),
+                answers={} if claim is None else {item: str(n) for item, n in zip(ITEMS, claim, strict=True)},
             )
         return views
+
+    def _questions(self, seat: int) -> tuple[Question, ...]:
+        """The questions to a player: one for each item."""
+        style = self.styles[AGENTS[seat]]
+        if self.questions == "claims":
+            return claim_questions(style, self._context.counts)
+        values = self._context.values[1 - seat]
+        return tuple(QUESTIONS[style][item][value] for item, value in enumerate(values))
 
     def _end(self, ending: Ending) -> tuple[int, int]:
         """Settles the outcome and returns both players' points."""

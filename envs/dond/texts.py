@@ -116,7 +116,8 @@ WORDING = {
         "closed": f"them: {PROPOSE}",
     },
 }
-_NATURAL_QUESTIONS = tuple(f"How many points is one {item} worth to your partner?" for item in ("book", "hat", "ball"))
+_ONES = ("book", "hat", "ball")
+_NATURAL_QUESTIONS = tuple(f"How many points is one {item} worth to your partner?" for item in _ONES)
 _BRIEF_QUESTIONS = ("Book?", "Hat?", "Ball?")
 _COMPACT_QUESTIONS = tuple(f"<{item}?>" for item in ITEMS)
 _CANDIDATES = tuple(str(value) for value in range(MAX_POINTS + 1))
@@ -130,6 +131,21 @@ QUESTIONS = {  # [style][item][the partner's value]
         (Style.BRIEF, _BRIEF_QUESTIONS),
         (Style.COMPACT, _COMPACT_QUESTIONS),
     )
+}
+
+
+def claim_questions(style: Style, counts: Triple) -> tuple[Question, ...]:
+    """Asks how many of each item the partner will claim. The answers, by item, are known at the end."""
+    return tuple(
+        Question(text.format(item), tuple(str(n) for n in range(count + 1)), "", later=item)
+        for item, count, text in zip(ITEMS, counts, _CLAIM_QUESTIONS[style], strict=True)
+    )
+
+
+_CLAIM_QUESTIONS = {
+    Style.NATURAL: ("How many {} will your partner claim?",) * 3,
+    Style.BRIEF: ("{} for your partner?",) * 3,
+    Style.COMPACT: _COMPACT_QUESTIONS,  # these tokens ask whatever a game asks
 }
 
 # Strings of compact style that a tokenizer made for this game should keep whole; numbers are its own business.

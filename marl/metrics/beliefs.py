@@ -94,8 +94,11 @@ def _mean(table: np.recarray, values: Floats, where: np.ndarray, rng: np.random.
 
 
 def exact_prior(episode: Episode, listener: str, question: Question) -> np.ndarray | None:
-    """The distribution (K,) of the answer given the rules and the listener's own values; None for other games."""
-    if "counts" not in episode.facts:
+    """The distribution (K,) of the answer given the rules and the listener's own values.
+
+    None for other games and for questions about claims, of which the rules say nothing.
+    """
+    if "counts" not in episode.facts or question.later:
         return None
     seat = dond_environment.AGENTS.index(listener)
     game = context(episode)

@@ -164,8 +164,9 @@ def proposal_of(episode: Episode, agent: str) -> Turn | None:
 
 
 def _answers(episode: Episode, listener: str, step: int) -> Floats | None:
-    """A listener's answers (3, 11) to the questions of one step; None if it was not asked."""
-    answers = [belief.probs for belief in episode.beliefs if (belief.listener, belief.step) == (listener, step)]
+    """A listener's answers (3, 11) to the questions of one step; None if it was not asked about values."""
+    asked = [belief for belief in episode.beliefs if (belief.listener, belief.step) == (listener, step)]
+    answers = [belief.probs for belief in asked if not belief.question.later]
     return np.stack(answers).astype(np.float64) if len(answers) == len(rules.ITEMS) else None
 
 

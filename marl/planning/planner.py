@@ -362,6 +362,8 @@ class PlanningAgent(ModelAgent):
         lost = r.key in self._seats and self._seats[r.key].lost
         if self.game == "dond" and r.turn == TurnKind.CHOOSE:
             raise UserError(f"env.format=structured: {self.name} plans whole claims. Set it to free.")
+        if self.game == "dond" and any(question.later for question in r.questions):
+            raise UserError(f"env.questions=claims: {self.name} plans with beliefs about values. Set it to values.")
         if self.game == "dond" and not lost:
             talk = self._talk.setdefault(r.key, [])
             for kind, words in dond_texts.parse_heard(r.text):

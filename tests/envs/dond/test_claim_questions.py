@@ -1,0 +1,81 @@
+"""Deal or No Deal with questions about what the partner will claim."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import marl
+from envs import dond_v0 as dond
+from envs.core import END
+from marl.agents.scripted.dond import make_player
+from marl.agents.text import TextAgent
+from marl.rollout.games import env_maker, without_later
+from marl.rollout.rollout import everyone, rollout
+from marl.rollout.seeds import draw_games
+from tests.composing import DOND
+
+START = {"counts": (1, 2, 3), "values": ((0, 2, 2), (1, 3, 1)), "first": 0}
+SETTINGS = {"game": "dond", "style": "compact", "questions": "claims"}
+
+
+@pytest.mark.parametrize(
+    ("style", "text"),
+    [
+        ("natural", "How many hats will your partner claim?"),
+        ("brief", "hats for your partner?"),
+        ("compact", "<hats?>"),
+    ],
+)
+def test_both_are_asked_and_answered_at_the_end(style: str, text: str) -> None:
+    env = dond.parallel_env(style=style, questions="claims")
+    _, infos = env.reset(seed=0, options=START)
+    for reply in (f"[message] i want the balls {END}", None):
+        for info in infos.values():
+            asked = info["questions"]
+            assert asked[1].text == text and [len(q.candidates) for q in asked] == [2, 3, 4]
+            assert not any(q.answer for q in asked) and "answers" not in info
+        if reply:
+            *_, infos = env.step({"player_0": reply})
+    *_, infos = env.step({"player_1": f"[propose] (1 books, 2 hats, 0 balls) {END}"})
+    assert not any(info["questions"] or "answers" in info for info in infos.values())
+    *_, infos = env.step({"player_0": f"[propose] (0 books, 0 hats, 3 balls) {END}"})
+    assert infos["player_0"]["answers"] == {"books": "1", "hats": "2", "balls": "0"}
+    assert infos["player_1"]["answers"] == {"books": "0", "hats": "0", "balls": "3"}
+    assert asked[2].answered(infos["player_0"]["answers"]).answer == "0"
+
+
+def test_whose_partner_made_no_claim_gets_no_answer() -> None:
+    env = dond.parallel_env(questions="claims", max_entries=2)
+    env.reset(seed=0, options=START)
+    env.step({"player_0": f"[message] hi {END}"})
+    *_, infos = env.step({"player_1": f"[propose] (1 books, 0 hats, 0 balls) {END}"})
+    assert infos["player_0"]["outcome"]["how"] == "limit"
+    assert infos["player_0"]["answers"]["books"] == "1" and "answers" not in infos["player_1"]
+
+
+def test_played_games_hold_what_the_partner_claimed() -> None:
+    agent = TextAgent("mixture", partial(make_player, "mixture"))
+    episodes = rollout(draw_games(6, 1, count=20), everyone(agent), env_maker(SETTINGS), 20)
+    for episode in episodes:
+        for seat, claim in enumerate(reversed(episode.outcome["claims"])):
+            wanted = {} if claim is None else dict(zip(("books", "hats", "balls"), map(str, claim), strict=True))
+            assert episode.answers.get(f"player_{seat}", {}) == wanted
+    assert any(claim for episode in episodes for claim in episode.outcome["claims"])
+
+
+def test_values_stay_the_default_and_part_of_no_identity() -> None:
+    assert without_later({"game": "dond", "questions": "values", "format": "free"}) == {"game": "dond"}
+    assert without_later({"game": "dond", "questions": "claims"})["questions"] == "claims"
+    with pytest.raises(ValueError, match="questions must be values or claims"):
+        dond.parallel_env(questions="both")
+
+
+def test_a_run_learns_from_them_and_pays_for_them(tmp_path: Path) -> None:
+    claims = ("env.format=structured", "env.max_entries=8")  # where even an untrained model makes some
+    folder = marl.train(*DOND, "env.questions=claims", *claims, "base.games=40", f"runs={tmp_path}")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert any(line.get("loss/listening") for line in lines) and any("reward/speaking" in line for line in lines)
+    assert np.isfinite([line["belief/log_loss"] for line in lines if "belief/log_loss" in line]).all()
