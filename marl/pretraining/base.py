@@ -4,7 +4,7 @@ import copy
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 from envs.human_dond import Split
 from marl.common.errors import UserError, check_writable
 from marl.common.files import canonical
+from marl.learning.batch import Row
 from marl.losses import Loss
 from marl.losses.kl import KLLoss
 from marl.losses.listening import ListeningLoss
@@ -224,9 +225,13 @@ def _train(
         learn = kind(policy, base.learning_rate, base.weight_decay)
         fit(policy, draw, steps, base, base.losses(), learn, lambda done: progress("base", done, steps))
     policy = merged(policy) if policy.adapter else policy
-    figures = held_out_figures(policy, held_out)
+
+    def measured(rows: Sequence[Row]) -> dict[str, float]:
+        return held_out_figures(policy, rows, base.bf16, lambda done: progress("held-out views", done, len(rows)))
+
+    figures = measured(held_out)
     if human:
-        found_test = held_out_figures(policy, human["test"].rows(tokens))
+        found_test = measured(human["test"].rows(tokens))
         figures |= {f"test_{name}": value for name, value in found_test.items()}
     return policy, figures
 

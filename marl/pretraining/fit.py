@@ -66,20 +66,25 @@ def fit(
 
 
 @torch.no_grad()
-def held_out_figures(policy: Policy, held_out: Sequence[Row]) -> dict[str, float]:
+def held_out_figures(
+    policy: Policy, held_out: Sequence[Row], bf16: bool = False, progress: Callable[[int], None] = lambda done: None
+) -> dict[str, float]:
     """Perplexity per token of replies and per word of messages, and the belief's log-loss before and after all
-    messages."""
+    messages. bf16: passes compute in bfloat16, as in training; log-probabilities stay in float32."""
     nats = spoken = tokens = words = 0.0
+    done = 0
     first: list[float] = []
     last: list[float] = []
     batch = collate(held_out, {}, silent_roles=INSIDERS)
     for rows in micro_batches(batch, torch.arange(batch.shape[0]), 16384):
         part = batch.select(rows).to(policy.device)
-        out = forward(policy, part, 1.0, {"reply": False, "beliefs": False})
+        with torch.autocast(policy.device.type, torch.bfloat16, enabled=bf16):
+            out = forward(policy, part, 1.0, {"reply": False, "beliefs": False})
         mask = part.reply & part.imitate
         nats -= float(out.logprobs[mask].sum())
         tokens += int(mask.sum())
         spoken -= float(out.logprobs[mask & (part.kind == Kind.SPEECH)].sum())
+        progress(done := done + len(rows))
         truth = -log_truth(part, out.beliefs)
         for row in range(len(rows)):
             asked = truth[part.row == row]
