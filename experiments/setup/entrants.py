@@ -164,7 +164,7 @@ def as_in_runs(cfg: DictConfig, names: Sequence[str]) -> DictConfig:
     talkers = [name for name in names if name.endswith(CICERO) and is_run(name)]
     if talkers:
         context = min(cfg.algo.context, *(longest_stream(player_config(name)) for name in talkers))
-        cfg = OmegaConf.merge(cfg, {"algo": {"context": context}})
+        cfg = OmegaConf.create({**cfg, "algo": {**cfg.algo, "context": context}})
     given: list[str] = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
     own = OmegaConf.from_dotlist([o for o in given if o.startswith(("env.", "cast.", "algo."))])
     runs: dict[str, DictConfig] = {}
