@@ -351,7 +351,7 @@ def data_files(
             ],
         ),
         # the ten commonest forms of messages of each run's players and of their base, in the recorded games
-        "forms.csv": (
+        "forms.csv.gz": (
             ("arm", "seed", "games", "messages", "form", "uses", "naming", "naming_imposter"),
             [
                 (named(each.arm, runs), each.seed, each.games, each.messages, *astuple(form))
@@ -362,7 +362,7 @@ def data_files(
     }
     if over_seeds := iqm_table(arms, names):
         profiles = profile_table(arms, [name for name in PROFILED[game] if name in names])
-        files["iqm.csv"] = ("arm", "metric", "iqm", "low", "high", "seeds", "games"), map(astuple, over_seeds)
+        files["iqm.csv.gz"] = ("arm", "metric", "iqm", "low", "high", "seeds", "games"), map(astuple, over_seeds)
         files["profiles.csv.gz"] = (
             ("arm", "metric", "threshold", "share", "low", "high", "seeds"),
             [(*row[:3], *astuple(row.share)) for row in profiles],
