@@ -102,8 +102,11 @@ def main(cfg: DictConfig) -> None:
         about = digest({"models": made.models, "tested": cfg.tested, "control": cfg.control, "mentioned": True})[:8]
         figures = kept(place.cells / f"words-s{seed}-{about}.json", partial(words, made, cfg, place))
         figures |= play(made, cfg, spec, place)
-        line = {"arm": "intents", "command": "among_us_intents.py", "games": cfg.imposter_games}
-        add_cards([card(f"among-us-intents-s{seed}", line, seed, made.models, figures)], place.out)
+        line = card(
+            f"among-us-intents-s{seed}", seed, made.models, figures, arm="intents", command="among_us_intents.py",
+            games=cfg.imposter_games,
+        )  # fmt: skip
+        add_cards([line], place.out)
         for key, each in figures.items():
             found.setdefault(key, []).append(each)
         rows = [row_of(*key, each) for key, each in found.items()]

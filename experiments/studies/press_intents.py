@@ -105,8 +105,11 @@ def main(cfg: DictConfig) -> None:
         made = make_models(seed, base, folder_digest(Path(str(folder))), cfg, spec, place)
         figures, counts = of_seed(made, cfg, spec, place)
         refusals += counts
-        line = {"arm": "press intents", "command": "press_intents.py", "games": cfg.games}
-        add_cards([card(f"press-s{seed}", line, seed, made.models, figures)], place.out)
+        line = card(
+            f"press-s{seed}", seed, made.models, figures, arm="press intents", command="press_intents.py",
+            games=cfg.games,
+        )  # fmt: skip
+        add_cards([line], place.out)
         for key, each in figures.items():
             found.setdefault(key, []).append(each)
         rows = [table_row(*key, each) for key, each in found.items()]  # after each seed: it may be the last one today

@@ -25,15 +25,17 @@ def save_player(player: Path, folders: Mapping[str, Path], seed: int) -> None:
     write_json(player / PARTS, {"arm": "intent", "seed": seed})
 
 
-def card(run: str, about: Mapping[str, Any], seed: int, models: Mapping[str, str], figures: Figures) -> dict[str, Any]:
+def card(
+    run: str, seed: int, models: Mapping[str, str], figures: Figures, *, arm: str, command: str, games: int
+) -> dict[str, Any]:
     """Returns a seed's line of `cards.jsonl`: the commit and models that made it, and its figures."""
     ends = {
-        f"{arm}: {metric}": [round(end, 4) if math.isfinite(end) else None for end in (i.mean, i.low, i.high)]
-        for (arm, metric), i in figures.items()
+        f"{name}: {metric}": [round(end, 4) if math.isfinite(end) else None for end in (i.mean, i.low, i.high)]
+        for (name, metric), i in figures.items()
     }
     return {
-        "run": run, "seeds": [seed], "git_commit": git_commit(), "config_hash": digest(models), **about,
-        "figures": ends,
+        "run": run, "arm": arm, "seeds": [seed], "git_commit": git_commit(), "config_hash": digest(models),
+        "command": command, "games": games, "figures": ends,
     }  # fmt: skip
 
 
