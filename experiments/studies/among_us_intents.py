@@ -13,7 +13,6 @@ Writes `table.csv`, `figure.svg`, `roles.csv` (the correspondence test by role),
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
@@ -29,26 +28,26 @@ from experiments.setup.select import add_cards
 from experiments.setup.spec import PlaySpec, play_spec
 from experiments.studies.cells import Workspace, begin
 from experiments.studies.intents import REFUSED, draw_panels, kept, refused, table_row
+from experiments.studies.talkers import Figures, card, save_player, say_arms
 from marl.agents.base import Agent
 from marl.agents.model import model_agent, room
 from marl.common.errors import UserError, check_count
 from marl.common.files import digest, read_json, write_json
-from marl.intents.agent import ACTION, DIALOGUE, PARTS, CiceroConfig, Parts
+from marl.intents.agent import ACTION, DIALOGUE, CiceroConfig, Parts
 from marl.intents.among_us import SKIP, Intent, accused_outright, mentioned
 from marl.intents.among_us_agent import TableAgent
 from marl.intents.among_us_training import action_model, dialogue_model, intents_of, say_under, scripted_games
 from marl.intents.among_us_votes import Annotated, annotate
 from marl.intents.training import kept_policy
 from marl.metrics.stats import Interval, bootstrap_mean, paired_difference, rate, seed_mean
-from marl.metrics.tables import TableRow, format_table, read_table, write_csv, write_table
+from marl.metrics.tables import TableRow, read_table, write_csv, write_table
 from marl.model.policy import Policy
 from marl.pretraining.config import Lesson
 from marl.report.transcripts import write_episodes
 from marl.rollout.games import env_maker, seats
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import EVALUATION, draw_games
-from marl.storage.checkpoint import copy_folder, folder_digest
-from marl.storage.folder import git_commit
+from marl.storage.checkpoint import folder_digest
 from marl.types import Episode
 
 TRAIN, TEST = 0, 1  # parts of the scripted games
@@ -73,7 +72,6 @@ PAIRS = (  # differences that are reported, on the same games
     ("imposter: all filters", "imposter: no give-away filter"),
 )
 WON = "game/win_rate/crewmates"
-Figures = dict[tuple[str, str], Interval]
 
 
 @dataclass(frozen=True)
@@ -100,11 +98,15 @@ def main(cfg: DictConfig) -> None:
     found: dict[tuple[str, str], list[Interval]] = {}
     for seed in cfg.seeds:
         made = make_models(seed, cfg, spec, place)
-        save_player(made, Path(cfg.runs))
+        save_player(Path(cfg.runs) / f"among-us-intents-s{seed}", made.folders, seed)
         about = digest({"models": made.models, "tested": cfg.tested, "control": cfg.control, "mentioned": True})[:8]
         figures = kept(place.cells / f"words-s{seed}-{about}.json", partial(words, made, cfg, place))
         figures |= play(made, cfg, spec, place)
-        add_cards([card(made, figures, cfg)], place.out)
+        line = card(
+            f"among-us-intents-s{seed}", seed, made.models, figures, arm="intents", command="among_us_intents.py",
+            games=cfg.imposter_games,
+        )  # fmt: skip
+        add_cards([line], place.out)
         for key, each in figures.items():
             found.setdefault(key, []).append(each)
         rows = [row_of(*key, each) for key, each in found.items()]
@@ -112,9 +114,7 @@ def main(cfg: DictConfig) -> None:
         write_table(place.out / "table.csv", headline)
         write_table(place.out / "roles.csv", [row for row in rows if row.arm.startswith("by role")])
         draw(read_table(place.out / "table.csv"), place.out / "figure.svg")  # as `report data=` draws it
-    for arm in dict.fromkeys(row.arm for row in rows):
-        say(f"\n{arm}\n" + format_table({arm: {row.metric: row.interval for row in rows if row.arm == arm}}))
-    say(f"\ntables: {place.out}")
+    say_arms(rows, place.out)
 
 
 def check(cfg: DictConfig) -> None:
@@ -135,22 +135,13 @@ def make_models(seed: int, cfg: DictConfig, spec: PlaySpec, place: Workspace) ->
     lesson = Lesson(base.players, **cfg.votes)
     later = replace(base, epochs=cfg.epochs, learning_rate=cfg.learning_rate)
 
-    def progress(what: str) -> Callable[[int, int], None]:
-        def step(done: int, total: int) -> None:
-            if done == 1:
-                place.bar.stage(f"seed {seed}: {what}", total)
-            place.bar.advance(1)
-            if done == total:
-                place.bar.close()
-
-        return step
-
     played = cache(lambda tokens: scripted_games(env, tokens, base, TRAIN, base.games))
     about: dict[str, Any] = {"env": env, "model": spec.model.made_of(), "base": asdict(base), "votes": dict(cfg.votes)}
+    acting = partial(place.bar.count, f"seed {seed}: action model")
     folder = Path(cfg.cache) / f"among-us-action-s{seed}-{digest(about)[:8]}"
     action = kept_policy(
         folder, {"kind": "action", **about},
-        lambda: (action_model(spec.model, base, env, played, lesson, progress("action model")), {}),
+        lambda: (action_model(spec.model, base, env, played, lesson, acting), {}),
         place.device, say, "among_us",
     )  # fmt: skip
     start = folder_digest(folder)
@@ -158,11 +149,13 @@ def make_models(seed: int, cfg: DictConfig, spec: PlaySpec, place: Workspace) ->
     def talk() -> tuple[Policy, Mapping[str, float]]:
         games = played(action.tokens)
         say(f"seed {seed}: annotating the games")
-        return dialogue_model(action, later, games, annotate(action, games), progress("dialogue model")), {}
+        talking = partial(place.bar.count, f"seed {seed}: dialogue model")
+        return dialogue_model(action, later, games, annotate(action, games), talking), {}
 
     told = {"env": env, "start": start, "base": asdict(later)}
     talks = Path(cfg.cache) / f"among-us-dialogue-s{seed}-{digest(told)[:8]}"
     dialogue = kept_policy(talks, {"kind": "dialogue", **told}, talk, place.device, say, "among_us")
+    place.bar.close()
 
     @cache
     def tested() -> tuple[list[Episode], list[Annotated]]:
@@ -170,29 +163,6 @@ def make_models(seed: int, cfg: DictConfig, spec: PlaySpec, place: Workspace) ->
         return games, annotate(action, games)
 
     return Made(seed, env, action, dialogue, {ACTION: folder, DIALOGUE: talks}, tested)
-
-
-def save_player(made: Made, runs: Path) -> None:
-    """Writes a folder to be played as `RUNS/among-us-intents-sSEED+cicero`."""
-    folder = runs / f"among-us-intents-s{made.seed}"
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, source in made.folders.items():
-        if not (folder / name).exists() or folder_digest(folder / name) != folder_digest(source):
-            copy_folder(source, folder / name)
-    write_json(folder / PARTS, {"arm": "intent", "seed": made.seed})
-
-
-def card(made: Made, figures: Figures, cfg: DictConfig) -> dict[str, Any]:
-    """Returns a seed's line of `cards.jsonl`: the commit and models that made it, and its figures."""
-    ends = {
-        f"{arm}: {metric}": [round(end, 4) if math.isfinite(end) else None for end in (i.mean, i.low, i.high)]
-        for (arm, metric), i in figures.items()
-    }
-    return {
-        "run": f"among-us-intents-s{made.seed}", "arm": "intents", "seeds": [made.seed], "git_commit": git_commit(),
-        "config_hash": digest(made.models), "command": "among_us_intents.py", "games": cfg.imposter_games,
-        "figures": ends,
-    }  # fmt: skip
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------

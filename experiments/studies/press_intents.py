@@ -15,9 +15,9 @@ Writes `table.csv`, `figure.svg`, `cards.jsonl` (a line a seed), `filters.csv` (
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,14 @@ from experiments.setup.entrants import configured_base
 from experiments.setup.select import add_cards
 from experiments.setup.spec import PlaySpec, play_spec
 from experiments.studies.cells import Workspace, begin, check_play
-from experiments.studies.intents import Figures, draw_panels, kept, refused, table_row
+from experiments.studies.intents import draw_panels, kept, refused, table_row
+from experiments.studies.talkers import Figures, card, save_player, say_arms
 from marl.agents.base import Agent
 from marl.agents.model import model_agent, room
 from marl.common.errors import UserError, check_count
 from marl.common.files import digest, read_json, write_json
 from marl.decoding.engine import Engine
-from marl.intents.agent import ACTION, DIALOGUE, PARTS, Parts
+from marl.intents.agent import ACTION, DIALOGUE, Parts
 from marl.intents.draws import draw_messages
 from marl.intents.orders import OrderReader
 from marl.intents.press import Intent, Phase, Said, stated
@@ -56,14 +57,13 @@ from marl.intents.press_training import (
 from marl.intents.training import kept_policy
 from marl.metrics.press import press_metrics
 from marl.metrics.stats import Interval, Metrics, bootstrap_mean, rate
-from marl.metrics.tables import TableRow, format_table, read_table, write_csv, write_table
+from marl.metrics.tables import TableRow, read_table, write_csv, write_table
 from marl.model.policy import Policy
 from marl.report.transcripts import write_episodes
 from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import Cast, rollout
 from marl.rollout.seeds import EVALUATION, draw_games
-from marl.storage.checkpoint import copy_folder, folder_digest
-from marl.storage.folder import git_commit
+from marl.storage.checkpoint import folder_digest
 from marl.types import Episode
 
 CAREFUL, MIXTURE = "careful", "mixture"  # scripted players: who do what they say, and who often don't
@@ -88,6 +88,10 @@ class Made:
     def parts(self) -> Parts:
         return Parts("intent", self.action, self.dialogue, None)
 
+    @property
+    def models(self) -> dict[str, str]:
+        return {name: folder_digest(folder) for name, folder in self.folders.items()}
+
 
 @command("press_intents")
 def main(cfg: DictConfig) -> None:
@@ -101,16 +105,18 @@ def main(cfg: DictConfig) -> None:
         made = make_models(seed, base, folder_digest(Path(str(folder))), cfg, spec, place)
         figures, counts = of_seed(made, cfg, spec, place)
         refusals += counts
-        add_cards([card(made, figures, cfg)], place.out)
+        line = card(
+            f"press-s{seed}", seed, made.models, figures, arm="press intents", command="press_intents.py",
+            games=cfg.games,
+        )  # fmt: skip
+        add_cards([line], place.out)
         for key, each in figures.items():
             found.setdefault(key, []).append(each)
         rows = [table_row(*key, each) for key, each in found.items()]  # after each seed: it may be the last one today
         write_table(place.out / "table.csv", rows)
         write_csv(place.out / "filters.csv", ("seed", "among", "what", "count"), refusals)
         draw(read_table(place.out / "table.csv"), place.out / "figure.svg")  # as `report data=` draws it
-    for arm in dict.fromkeys(row.arm for row in rows):
-        say(f"\n{arm}\n" + format_table({arm: {row.metric: row.interval for row in rows if row.arm == arm}}))
-    say(f"\ntables and figure: {place.out}")
+    say_arms(rows, place.out)
 
 
 def check(cfg: DictConfig) -> None:
@@ -134,66 +140,44 @@ def make_models(seed: int, base: Policy, start: str, cfg: DictConfig, spec: Play
     env = {**spec.env, "years": cfg.years}
     how = replace(spec.base, seed=seed, learning_rate=cfg.learning_rate)
     about = {"env": env, "start": start, "base": asdict(how), "games": cfg.scripted_games, "views": cfg.views}
-    cache, name = Path(cfg.cache), digest(about)[:8]
+    kept_in, name = Path(cfg.cache), digest(about)[:8]
 
-    @functools.cache
+    @cache
     def played() -> Played:
         say(f"seed {seed}: {cfg.scripted_games} scripted games")
         return draw_scripted(env, spec.base.players, seed, GAMES, cfg.scripted_games, base.tokens)
 
-    def progress(what: str, done: int, total: int) -> None:
-        if done == 1:
-            place.bar.stage(f"seed {seed}: {what}", total)
-        place.bar.advance(1)
-
-    action_folder = cache / f"press-action-s{seed}-{name}"
+    action_folder = kept_in / f"press-action-s{seed}-{name}"
 
     def act() -> tuple[Policy, Mapping[str, float]]:
-        return action_model(base, played(), cfg.views, how, functools.partial(progress, "action model"))
+        return action_model(base, played(), cfg.views, how, partial(place.bar.count, f"seed {seed}: action model"))
 
     action = kept_policy(action_folder, {"kind": "press action", **about}, act, place.device, say, "diplomacy")
-    dialogue_folder = cache / f"press-dialogue-s{seed}-{digest({**about, 'rate': cfg.dialogue_learning_rate})[:8]}"
+    dialogue_folder = kept_in / f"press-dialogue-s{seed}-{digest({**about, 'rate': cfg.dialogue_learning_rate})[:8]}"
 
     def talk() -> tuple[Policy, Mapping[str, float]]:
         reader, own = OrderReader(action, spec.algo.context), replace(how, learning_rate=cfg.dialogue_learning_rate)
-        return dialogue_model(base, played(), reader, own, functools.partial(progress, "dialogue model"))
+        talking = partial(place.bar.count, f"seed {seed}: dialogue model")
+        return dialogue_model(base, played(), reader, own, talking)
 
     about |= {"kind": "press dialogue", "action": folder_digest(action_folder), "rate": cfg.dialogue_learning_rate}
     dialogue = kept_policy(dialogue_folder, about, talk, place.device, say, "diplomacy")
     place.bar.close()
     folders = {ACTION: action_folder, DIALOGUE: dialogue_folder}
-    player = Path(cfg.runs) / f"press-s{seed}"
-    for part, source in folders.items():
-        player.mkdir(parents=True, exist_ok=True)
-        if not (player / part).exists() or folder_digest(player / part) != folder_digest(source):
-            copy_folder(source, player / part)
-    write_json(player / PARTS, {"arm": "intent", "seed": seed})
+    save_player(Path(cfg.runs) / f"press-s{seed}", folders, seed)
     return Made(seed, env, base, action, dialogue, folders)
 
 
 # --- Measuring --------------------------------------------------------------------------------------------------------
 def of_seed(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> tuple[Figures, list[list[object]]]:
     """All figures of one seed, of which each part is measured once and kept, and the counts of its filters."""
-    models = {name: folder_digest(folder) for name, folder in made.folders.items()}
-    about = {"models": models, "tested": cfg.tested_games}
+    about = {"models": made.models, "tested": cfg.tested_games}
     path = place.cells / f"annotation-s{made.seed}-{digest(about)[:8]}.json"
     found = kept(path, lambda: annotation(made, cfg, spec, place))
     path = place.cells / f"control-s{made.seed}-{digest({**about, 'control': cfg.control})[:8]}.json"
     found |= kept(path, lambda: control(made, cfg, spec, place))
-    figures, counts = play(made, models, cfg, spec, place)
+    figures, counts = play(made, cfg, spec, place)
     return found | figures, counts
-
-
-def card(made: Made, figures: Figures, cfg: DictConfig) -> dict[str, Any]:
-    """Returns a seed's line of `cards.jsonl`: the commit and models that made it, and its figures."""
-    models = {name: folder_digest(folder) for name, folder in made.folders.items()}
-    ends = {
-        f"{arm}: {metric}": [round(end, 4) for end in (i.mean, i.low, i.high)] for (arm, metric), i in figures.items()
-    }
-    return {
-        "run": f"press-s{made.seed}", "arm": "press intents", "seeds": [made.seed], "git_commit": git_commit(),
-        "config_hash": digest(models), "command": "press_intents.py", "games": cfg.games, "figures": ends,
-    }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -314,9 +298,7 @@ def written(policy: Policy, streams: Sequence[Sequence[int]], context: int, rng:
 
 
 # --- Play -------------------------------------------------------------------------------------------------------------
-def play(
-    made: Made, models: Mapping[str, str], cfg: DictConfig, spec: PlaySpec, place: Workspace
-) -> tuple[Figures, list[list[object]]]:
+def play(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> tuple[Figures, list[list[object]]]:
     """Scores of one player among six, on the same games and seats for all; and the filters' counts."""
     games, make_env = draw_games(cfg.seed, EVALUATION, made.seed, count=cfg.games), env_maker(made.env)
     figures: Figures = {}
@@ -324,15 +306,14 @@ def play(
     for metric, six in OTHERS.items():
         scores: dict[str, np.ndarray] = {}
         for arm in (TALKS, MUTE, BASE, *([CAREFUL] if six == CAREFUL else [])):
-            settings = {name: cfg[name] for name in ("games", "seed", "temperature", "years", "concurrency")}
-            about = {
-                "models": models,
+            about: dict[str, Any] = {
+                "models": made.models,
                 "arm": arm,
                 "six": six,
                 "cicero": asdict(spec.cicero),
                 "env": made.env,
-                **settings,
             }
+            about |= {name: cfg[name] for name in ("games", "seed", "temperature", "years", "concurrency")}
             path = place.cells / f"games-s{made.seed}-{digest(about)[:10]}.json"
             if not path.exists():
                 one, others = player(made, arm, "one", cfg, spec), player(made, six, "six", cfg, spec)

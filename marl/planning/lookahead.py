@@ -83,9 +83,7 @@ class Search:
         """The solver's; the agent is a last type that nobody believes in."""
         known, own = list(self.lambdas), [] if self.agent is None else [self.agent]
         beta = [1 / len(known) for _ in known] + [0.0 for _ in own]
-        return Settings(
-            self.iterations, [*known, *own], beta, self.kappa, self.averaging, self.iterate, "anchor", exact=False
-        )
+        return Settings(self.iterations, [*known, *own], beta, self.kappa, self.averaging, self.iterate, "anchor")
 
 
 @dataclass(frozen=True)

@@ -56,8 +56,6 @@ class Settings:
     averaging: str = "linear"
     iterate: str = "average"
     first: str = "uniform"  # policy of the first iteration
-    exact: bool = True  # expectations over what the others may do; False draws one joint action an iteration
-    seed: int = 0  # of the draws
 
     def __post_init__(self) -> None:
         for name, allowed in CHOICES.items():
@@ -138,7 +136,7 @@ def solve(
     allowed = [np.broadcast_to(True if legal is None else legal[i], (*batch, counts[i])) for i in players]
     taus = [_read_anchor(None if anchors is None else anchors[i], allowed[i]) for i in players]
     log_taus = [np.log(tau, out=np.full(tau.shape, -np.inf), where=tau > 0) for tau in taus]
-    beta, rng = settings.type_probs(len(players)), np.random.default_rng(settings.seed)
+    beta = settings.type_probs(len(players))
 
     first = taus if settings.first == "anchor" else [tau > 0 for tau in taus]
     start = [tau / tau.sum(-1, keepdims=True) for tau in first]  # what was raised to the floor adds a little
@@ -150,19 +148,14 @@ def solve(
     for t in range(1, settings.iterations + 1):
         step = settings.step(t)
         population = [beta[i] @ policies[i] for i in players]  # each (*batch, A_i)
-        # A draw from the population is a type drawn from beta, and then an action of that type.
-        drawn = None if settings.exact else sample(population, 1, rng)[..., 0, :]  # (*batch, n)
         for i in players:
-            if drawn is None:
-                others = _product(population, i)  # (*batch, M_i)
-                q = _matvec(tables[i], others)  # (*batch, A_i)
-            else:
-                q = _utilities(tables[i], i, drawn, counts)
+            others = _product(population, i)  # (*batch, M_i)
+            q = _matvec(tables[i], others)  # (*batch, A_i)
             earned = _matvec(policies[i], q)  # (*batch, K)
             change = earned - means[i]
             if settings.kappa == "published":
-                # The spread of the utility over what the others may do; a single draw has none.
-                spread = _matvec((policies[i] @ tables[i] - earned[..., None]) ** 2, others) if drawn is None else 0.0
+                # The spread of the utility over what the others may do.
+                spread = _matvec((policies[i] @ tables[i] - earned[..., None]) ** 2, others)
                 variances[i] = (1 - step) * (variances[i] + step * change**2) + step * spread
             means[i] += step * change
             values[i] += step * (q - values[i])
@@ -189,19 +182,13 @@ def solve_coshar(game: Game, anchor: ArrayLike, settings: Settings | None = None
     batch, counts, tables = _read_game(game)
     everyone, size = range(len(counts)), math.prod(counts)
     tau = _read_anchor(np.reshape(anchor, (*batch, size)), np.broadcast_to(True, (*batch, size)))
-    rng = np.random.default_rng(settings.seed)
 
     policy = tau / tau.sum(-1, keepdims=True) if settings.first == "anchor" else np.full_like(tau, 1 / size)
     average, values = np.zeros_like(tau), [np.zeros((*batch, count)) for count in counts]
     for t in range(1, settings.iterations + 1):
         step, joint, total = settings.step(t), policy.reshape(*batch, *counts), np.zeros((*batch, *counts))
-        if not settings.exact:
-            drawn = np.stack(np.unravel_index(sample([policy], 1, rng)[..., 0, 0], counts), axis=-1)  # (*batch, n)
         for i in everyone:
-            if settings.exact:
-                q = _matvec(tables[i], joint.sum(len(batch) + i).reshape(*batch, -1))  # (*batch, A_i)
-            else:
-                q = _utilities(tables[i], i, drawn, counts)
+            q = _matvec(tables[i], joint.sum(len(batch) + i).reshape(*batch, -1))  # (*batch, A_i)
             values[i] += step * (q - values[i])
             total += values[i].reshape(*batch, *(counts[j] if j == i else 1 for j in everyone))
         average += step * (policy - average)

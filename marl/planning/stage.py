@@ -34,7 +34,7 @@ def solve_stage(
     utilities: Utilities, anchors: Floats, legal: Bools, settings: Settings, rng: np.random.Generator,
     solver: str = "pikl",
 ) -> Stage:  # fmt: skip
-    """Solves S games, of `settings.iterations` draws each (`settings.exact` and `.seed` play no part).
+    """Solves S games, of `settings.iterations` draws each.
 
     `pikl` is DiL-piKL (Bakhtin et al. 2022, algorithm 1): hedge with lambda 0. A type of probability 0 in `beta` plays
     against what the others are believed to do, and nobody believes that it is there: an agent's own lambda.

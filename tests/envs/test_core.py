@@ -1,5 +1,6 @@
-"""What both games share: seeds, settings and their defaults, and seats that read different styles."""
+"""What games share: the interface: seeds, settings and their defaults, and seats that read different styles."""
 
+import importlib.util
 import inspect
 from pathlib import Path
 from random import Random
@@ -9,14 +10,32 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from pettingzoo.test import api_test, parallel_api_test, parallel_seed_test, seed_test
 
-from envs import among_us_v0, dond_v0
+from envs import among_us_v0, diplomacy_v0, dond_v0
 from envs.among_us import state as among_us_state
 from envs.among_us import texts as among_us_texts
 from envs.core import Question, Style, TurnKind
 
 CONF = Path(__file__).parents[2] / "conf" / "env"
 both_games = pytest.mark.parametrize("game", [dond_v0, among_us_v0])
+needs_package = pytest.mark.skipif(importlib.util.find_spec("diplomacy") is None, reason="needs the extra `diplomacy`")
+ALL_GAMES = [dond_v0, among_us_v0, pytest.param(diplomacy_v0, marks=needs_package)]
+SHORT: dict[ModuleType, dict[str, Any]] = {  # settings of short games
+    dond_v0: {}, among_us_v0: {"max_steps": 40}, diplomacy_v0: {"years": 1, "press": "private"},
+}  # fmt: skip
+
+
+# --- The interface ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("game", ALL_GAMES)
+@pytest.mark.parametrize("style", [each.value for each in Style])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the package leaves a file open
+@pytest.mark.filterwarnings("error", "ignore:Observation", "ignore:Action space")  # it expects arrays
+def test_pettingzoo_api(game: ModuleType, style: str) -> None:
+    parallel_api_test(game.parallel_env(style=style, **SHORT[game]), num_cycles=80)
+    parallel_seed_test(lambda: game.parallel_env(style=style, **SHORT[game]), num_cycles=40)
+    api_test(game.env(style=style, **SHORT[game]), num_cycles=80)
+    seed_test(lambda: game.env(style=style, **SHORT[game]), num_cycles=40)
 
 
 # --- Seeds ------------------------------------------------------------------------------------------------------------
@@ -46,7 +65,7 @@ def test_questions_have_different_answers_among_their_candidates() -> None:
 
 
 # --- Settings ---------------------------------------------------------------------------------------------------------
-@both_games
+@pytest.mark.parametrize("game", ALL_GAMES)
 @pytest.mark.parametrize("make", ["parallel_env", "env"])
 def test_signatures_show_all_settings_with_the_defaults_of_the_command_line(game: ModuleType, make: str) -> None:
     shown = {name: p.default for name, p in inspect.signature(getattr(game, make)).parameters.items()}

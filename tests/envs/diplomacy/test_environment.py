@@ -6,30 +6,27 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pettingzoo.test import api_test, parallel_api_test, parallel_seed_test, seed_test
 
 from envs import diplomacy_v0 as diplomacy
 from envs.core import END, Style, TurnKind
 from envs.diplomacy.board import MAPS, Board
 from envs.diplomacy.orders import MORE, MOST, branches
 from envs.diplomacy.texts import COASTS, COMPACT_TOKENS, NOBODY, PLACES
+from tests.envs.contract import FIELDS, play_oddly
 
 pytest.importorskip("diplomacy", reason="needs the extra `diplomacy`: pip install 'diplomacy==1.1.2'")
 
 GOLDEN = Path(__file__).parent / "golden"
 ROOT = Path(__file__).resolve().parents[3]
 STYLES = tuple(Style)
-FIELDS = {"role", "questions", "error", "message", "span", "entry"}
 
 
 def random_reply(seen: dict[str, Any], rng: Random) -> str:
@@ -39,38 +36,6 @@ def random_reply(seen: dict[str, Any], rng: Random) -> str:
 
 
 # --- The environment's contract ---------------------------------------------------------------------------------------
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("style", STYLES)
-def test_pettingzoo_parallel_api(style: str) -> None:
-    parallel_api_test(diplomacy.parallel_env(style=style, press="private", years=1), num_cycles=80)
-    parallel_seed_test(lambda: diplomacy.parallel_env(style=style, press="private", years=1))
-
-
-@pytest.mark.filterwarnings("ignore:Observation", "ignore:Action space")  # it expects arrays
-def test_pettingzoo_aec_api() -> None:
-    api_test(diplomacy.env(years=1, press="private"), num_cycles=80)
-    seed_test(lambda: diplomacy.env(years=1, press="private"), num_cycles=40)
-
-
-def test_defaults_are_those_of_the_command_line() -> None:
-    shown = {name: p.default for name, p in inspect.signature(diplomacy.parallel_env).parameters.items()}
-    assert shown.pop("render_mode") is None
-    expected = yaml.safe_load((ROOT / "conf/env/diplomacy.yaml").read_text(encoding="utf-8"))["env"]
-    assert expected.pop("game") == "diplomacy" and shown == expected
-
-
-def check_contract(env: diplomacy.Diplomacy, observations: dict[str, Any], infos: dict[str, Any]) -> None:
-    assert list(observations) == list(infos) == env.possible_agents
-    for agent, seen in observations.items():
-        assert env.observation_space(agent).contains(seen), seen
-        assert bool(seen["options"]) == (seen["turn"] == TurnKind.CHOOSE)
-        assert len(set(seen["options"])) == len(seen["options"]) <= MOST
-        assert set(infos[agent]) - {"outcome", "answers"} == FIELDS
-    assert env.state_space.contains(env.state())
-    assert sum(seen["turn"] == TurnKind.SPEAK for seen in observations.values()) <= 1
-    assert env.agents or not any(seen["turn"] for seen in observations.values())
-
-
 @given(data=st.data())
 @settings(max_examples=8, deadline=None)
 def test_any_settings_and_any_replies_keep_the_contract(data: st.DataObject) -> None:
@@ -81,23 +46,8 @@ def test_any_settings_and_any_replies_keep_the_contract(data: st.DataObject) -> 
         message_chars=data.draw(st.integers(1, 30)),
     )  # fmt: skip
     rng = data.draw(st.randoms(use_true_random=False))
-    observations, infos = env.reset(seed=data.draw(st.integers(0, 1000)))
     odd: list[Any] = data.draw(st.lists(st.text(max_size=80) | st.sampled_from(("PAR", "A PAR H", END, None, 7))))
-    odd = [*odd, ""]
-    while env.agents:
-        check_contract(env, observations, infos)
-        replies = {
-            agent: rng.choice(odd) if rng.random() < 0.3 else rng.choice(seen["options"] or odd)
-            for agent, seen in observations.items()
-        }
-        before = observations
-        observations, rewards, _, _, infos = env.step(replies)
-        for agent, info in infos.items():
-            seen, reply = before[agent], replies[agent]
-            word = reply.strip() if isinstance(reply, str) else ""
-            assert bool(info["entry"]) == bool(seen["turn"])
-            assert bool(info["error"]) == (seen["turn"] == TurnKind.CHOOSE and word not in seen["options"])
-    check_contract(env, observations, infos)
+    rewards, infos = play_oddly(env, data.draw(st.integers(0, 1000)), rng, [*odd, ""])
     assert sum(rewards.values()) == pytest.approx(1)
     assert rewards == infos["player_0"]["outcome"]["points"]
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pettingzoo.test import api_test, parallel_api_test, parallel_seed_test, seed_test
 
 from envs import dond_v0 as dond
 from envs.core import TurnKind
@@ -117,15 +116,6 @@ def test_golden_playthroughs(ending: str, style: str) -> None:
     golden = (HERE / "golden" / f"dond_{ending}_{style}.txt").read_text(encoding="utf-8")
     assert playthrough(style, ending) == golden
     assert f"'how': '{ending}'" in golden
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")  # PettingZoo warns of any observation that isn't a Box
-def test_pettingzoo_api() -> None:
-    for style in STYLES:
-        parallel_api_test(dond.parallel_env(style=style), num_cycles=30)
-        api_test(dond.env(style=style), num_cycles=30)
-        parallel_seed_test(lambda style=style: dond.parallel_env(style=style), num_cycles=10)  # type: ignore[misc]
-        seed_test(lambda style=style: dond.env(style=style), num_cycles=10)  # type: ignore[misc]
 
 
 def test_the_aec_form_plays_the_same_game() -> None:

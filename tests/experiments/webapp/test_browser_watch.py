@@ -1,6 +1,7 @@
 """Recorded games and curves of runs in a real Chromium."""
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,6 +81,7 @@ def begun(run: Path, config: str) -> Path:
     return run
 
 
+STATES = {1: "stopped", 2: "stopped", 3: "3 of 3"}
 LIVE = "arm: full\nseed: 3\nenv: {game: dond}\nalgo: {iterations: 3}\n"
 
 
@@ -224,7 +226,8 @@ def test_games_are_found_by_outcome_arm_and_what_was_named(opened: Any, games: d
 
 @pytest.mark.parametrize("opened", [PHONE], indirect=True, ids=["phone"])
 def test_curves_grow_in_an_open_page(opened: Any, runs: Path) -> None:
-    """From a run that has not written anything yet, without loading the page again."""
+    """From a run that has not written anything yet, without loading the page again; one that was silent for long goes
+    on in it."""
     run = begun(runs / f"live-{opened.viewport_size['width']}", LIVE)
     opened.clock.install()
     opened.goto(f"/runs/{run.name}")
@@ -238,6 +241,11 @@ def test_curves_grow_in_an_open_page(opened: Any, runs: Path) -> None:
         opened.wait_for_selector(f"text=now {4 + count} (train)")
         assert f"{count} of 3" in opened.locator("#curves").inner_text()
         assert len(opened.locator("polyline").first.get_attribute("points").split()) == count
+        for name in ("metrics.jsonl", "config.yaml") if count < 3 else ():
+            os.utime(run / name, (0, 0))
+        opened.clock.run_for(6000)
+        shows = "text => document.querySelector('.state').innerText.includes(text)"
+        opened.wait_for_function(shows, arg=STATES[count])
     assert opened.evaluate("window.stayed") and fits(opened)
     opened.goto("/runs")
     assert "7" in opened.locator("tr", has_text=run.name).locator(".head").inner_text() and fits(opened)

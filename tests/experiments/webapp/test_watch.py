@@ -39,7 +39,6 @@ from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import Game
 from marl.storage.checkpoint import save_policy
 from tests.endpoint import Server
-from tests.experiments.webapp.browsing import chromium, server
 from tests.experiments.webapp.test_web import Meddled, Page, serving, settle, tiny_agent
 from tests.marl.models import tiny_policy
 from tests.marl.planners import negotiator
@@ -167,36 +166,6 @@ def test_the_curves_of_a_run_grow_while_it_trains(tmp_path: Path) -> None:
         os.utime(run / "metrics.jsonl", (0, 0))
         os.utime(run / "config.yaml", (0, 0))
         assert 'data-state="stopped"' in person.get("/runs/one/curves").text
-
-
-@pytest.mark.slow
-def test_a_page_of_curves_follows_a_run_from_the_start_and_after_a_silence(tmp_path: Path) -> None:
-    """Left open, it shows figures of a run that had none yet, and of one that was silent for long, until its end."""
-    run = tmp_path / "one"
-    run.mkdir()
-    write_text(run / "config.yaml", "arm: full\nseed: 3\nenv: {game: dond}\nalgo: {iterations: 3}\n")
-
-    def wrote(count: int) -> None:
-        lines = [{"iteration": n, "phase": "train", "game/score": 4.0 + n} for n in range(1, count + 1)]
-        write_text(run / "metrics.jsonl", "".join(f"{json.dumps(line)}\n" for line in lines))
-
-    def shows(text: str) -> None:
-        page.clock.run_for(6000)
-        page.wait_for_function("text => document.querySelector('.state').innerText.includes(text)", arg=text)
-
-    with chromium() as browser, server(tmp_path) as (address, _):
-        page = browser.new_page()
-        page.clock.install()
-        page.goto(f"{address}/runs/one")
-        assert "no figures yet" in page.content()
-        wrote(1)
-        shows("1 of 3")
-        for name in ("metrics.jsonl", "config.yaml"):
-            os.utime(run / name, (0, 0))
-        shows("stopped")
-        wrote(2)
-        shows("2 of 3")
-        assert len(str(page.locator("polyline").first.get_attribute("points")).split()) == 2
 
 
 @pytest.mark.parametrize("player", ["careful", "random"])

@@ -13,12 +13,10 @@ from scipy.optimize import root
 from envs.dond.rules import Context, Triple, allocations, claim_points, complementary
 from marl.planning.pikl import (
     Floats,
-    Ints,
     Plan,
     Settings,
     expected_values,
     respond,
-    sample,
     solve,
     solve_coshar,
 )
@@ -213,7 +211,7 @@ def test_known_proposals_in_deal_or_no_deal(strength: float, iterations: int, ex
 # --- Against a naive loop ---------------------------------------------------------------------------------------------
 
 
-def naive(payoffs: Sequence[Floats], taus: Sequence[Floats], how: Settings, draws: Sequence[Ints] | None = None) -> Any:
+def naive(payoffs: Sequence[Floats], taus: Sequence[Floats], how: Settings) -> Any:
     """DiL-piKL by loops over joint actions, every mean taken from the whole history: policies, Q, types' utilities."""
     n, counts, beta = len(payoffs), payoffs[0].shape, how.type_probs(len(payoffs))
     types = range(len(how.lambdas))
@@ -243,9 +241,9 @@ def naive(payoffs: Sequence[Floats], taus: Sequence[Floats], how: Settings, draw
         for i in range(n):
             cases: list[tuple[float, list[float]]] = []  # what the others do: probability, utility of each own action
             others = [range(1) if j == i else range(counts[j]) for j in range(n)]
-            for joint in itertools.product(*others) if draws is None else [tuple(draws[t - 1])]:
+            for joint in itertools.product(*others):
                 probability = 1.0
-                for j in range(n) if draws is None else ():
+                for j in range(n):
                     if j != i:
                         probability *= sum(beta[j][k] * now[j][k][joint[j]] for k in types)
                 at = [tuple(a if j == i else joint[j] for j in range(n)) for a in range(counts[i])]
@@ -274,34 +272,21 @@ def random_game(seed: int, counts: tuple[int, ...], batch: tuple[int, ...] = ())
 
 
 @pytest.mark.parametrize(
-    ("counts", "kappa", "averaging", "first", "exact"),
+    ("counts", "kappa", "averaging", "first"),
     [
-        ((2, 3, 2), "published", "linear", "uniform", True),
-        ((2, 3, 2), "published", "uniform", "anchor", False),
-        ((2, 3, 2), "sqrt", "uniform", "anchor", True),
-        ((2, 3, 2), "zero", "linear", "uniform", False),
-        ((4,), "published", "linear", "uniform", True),
-        ((2, 1, 2, 3, 1, 2, 2), "published", "linear", "uniform", True),
+        ((2, 3, 2), "published", "linear", "uniform"),
+        ((2, 3, 2), "sqrt", "uniform", "anchor"),
+        ((2, 3, 2), "zero", "linear", "uniform"),
+        ((4,), "published", "uniform", "anchor"),
+        ((2, 1, 2, 3, 1, 2, 2), "published", "linear", "uniform"),
     ],
 )
-def test_solve_equals_naive_loop(
-    counts: tuple[int, ...], kappa: str, averaging: str, first: str, exact: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_solve_equals_naive_loop(counts: tuple[int, ...], kappa: str, averaging: str, first: str) -> None:
     payoffs, taus = random_game(3, counts)
     beta = ((0.5, 0.5), (0.9, 0.1), (0.2, 0.8)) if len(counts) == 3 else None
-    how = Settings(
-        iterations=4, lambdas=(0.3, 2.0), beta=beta, kappa=kappa, averaging=averaging, first=first, exact=exact
-    )
-    seen: list[Ints] = []
-
-    def watched(policies: Sequence[ArrayLike], draws: int, rng: np.random.Generator) -> Ints:
-        seen.append(sample(policies, draws, rng)[..., 0, :])
-        return seen[-1][..., None, :]
-
-    monkeypatch.setattr("marl.planning.pikl.sample", watched)
+    how = Settings(iterations=4, lambdas=(0.3, 2.0), beta=beta, kappa=kappa, averaging=averaging, first=first)
     plan = solve(payoffs, taus, how)
-    assert len(seen) == (0 if exact else how.iterations)
-    average, last, q, earned = naive(payoffs, taus, how, None if exact else seen)
+    average, last, q, earned = naive(payoffs, taus, how)
     for i in range(len(counts)):
         for found, expected in ((plan.average, average), (plan.last, last), (plan.values, q), (plan.utilities, earned)):
             assert found[i] == pytest.approx(np.array(expected[i]), abs=1e-12)
@@ -328,14 +313,13 @@ def test_padded_actions_change_nothing_and_are_never_played() -> None:
         padded[i][:2, :3] = payoffs[i]
     anchors = [np.pad(tau, (0, 4 - len(tau))) for tau in taus]
     for strength in (0.0, 0.4, math.inf):
-        for exact in (True, False):
-            how = Settings(iterations=30, lambdas=(strength,), exact=exact)
-            small, large = solve(payoffs, taus, how), solve(padded, anchors, how, legal)
-            for i in range(2):
-                assert large.average[i][:, : len(taus[i])] == pytest.approx(small.average[i], abs=1e-12)
-                assert (large.last[i][:, len(taus[i]) :] == 0).all()
-                assert regret(large)[i] == pytest.approx(regret(small)[i], abs=1e-12)
-            gains = deviation_gains(padded, large.population, legal)
-            assert gains == pytest.approx(deviation_gains(payoffs, small.population), abs=1e-12)
+        how = Settings(iterations=30, lambdas=(strength,))
+        small, large = solve(payoffs, taus, how), solve(padded, anchors, how, legal)
+        for i in range(2):
+            assert large.average[i][:, : len(taus[i])] == pytest.approx(small.average[i], abs=1e-12)
+            assert (large.last[i][:, len(taus[i]) :] == 0).all()
+            assert regret(large)[i] == pytest.approx(regret(small)[i], abs=1e-12)
+        gains = deviation_gains(padded, large.population, legal)
+        assert gains == pytest.approx(deviation_gains(payoffs, small.population), abs=1e-12)
     uniform = solve(padded, None, Settings(iterations=1, lambdas=(math.inf,), kappa="zero"), legal)
     assert uniform.last[1] == pytest.approx(np.array([[1 / 3, 1 / 3, 1 / 3, 0]]))

@@ -24,9 +24,7 @@ from marl.model.policy import Policy, tiny_lm
 from marl.model.tokens import Tokens, train_tokenizer
 from marl.pretraining.corpus import scripted_texts
 from marl.rewards import add_rewards
-from marl.rewards.speaking import SpeakingReward
 from marl.rollout.games import env_maker, game_module
-from marl.rollout.resampling import resample
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import draw_games
 from marl.types import Episode, Kind
@@ -244,25 +242,6 @@ def test_a_seat_without_its_errors_is_asked_behind_what_is_left(chat: Policy) ->
                 assert after.kinds[belief.position] != Kind.PAD
         collate([(episode, agent)], {})
     assert shortened
-
-
-def test_the_same_message_again_is_believed_as_it_was(tiny: Policy) -> None:
-    """At temperature 0 every message that is drawn instead is the message."""
-    env, said = SETTINGS["among_us"], 0
-    agent = agent_of(tiny, temperature=0.0)
-    episodes = rollout(draw_games(0, 1, count=GAMES), everyone(agent), env_maker(env), GAMES)
-    for episode in resample(episodes, env_maker(env), {"learner": agent}, {"learner"}, 2):
-        for turn in episode.turns:
-            after = {(b.listener, b.question.text): b for b in episode.beliefs if b.step == turn.step + 1}
-            for heard in turn.instead:
-                assert {(b.listener, b.question.text) for b in heard} == after.keys()
-                for belief in heard:
-                    same = after[belief.listener, belief.question.text]
-                    assert (belief.position, belief.branch) == (same.position, same.branch)
-                    np.testing.assert_allclose(belief.probs, same.probs, atol=1e-5)
-                    said += 1
-        np.testing.assert_allclose(SpeakingReward(baseline="resampled")(episode), 0.0, atol=1e-5)
-    assert said
 
 
 def test_truths_of_branches_are_in_the_loss(tiny: Policy) -> None:

@@ -38,21 +38,24 @@ def by_hand(policy: Policy, ids: list[int], candidates: tuple[int, ...]) -> list
         return policy.logits(policy.hidden(torch.tensor([ids]))[:, -1])[0, list(candidates)].softmax(-1).tolist()
 
 
-def played(env: dict[str, Any], temperature: float, games: int = 4) -> tuple[ModelAgent, list[Episode]]:
+def played(
+    env: dict[str, Any], temperature: float, games: int = 4, beside: bool = False
+) -> tuple[ModelAgent, list[Episode]]:
     """Games of a model that babbles; its weights are large enough that every word matters."""
     make = env_maker(env)
     texts, keep = scripted_texts(env["game"], [make], 0, games=20), game_module(env["game"]).COMPACT_TOKENS
     tokens = Tokens(train_tokenizer(texts, keep, 1024))
+    tokens.beside = beside
     lm = tiny_lm(tokens.size, hidden_size=16, layers=1, heads=2, intermediate_size=32, context=1024)
     policy = noisy(Policy(lm, tokens), 3)
     agent = ModelAgent("learner", policy, slots=7 * games, context=1024, max_new_tokens=6, temperature=temperature)
     return agent, rollout(draw_games(0, 1, count=games), everyone(agent), make, games)
 
 
-@pytest.mark.parametrize("name", GAMES)
-def test_the_same_message_again_is_believed_as_it_was(name: str) -> None:
+@pytest.mark.parametrize(("name", "beside"), [*((name, False) for name in GAMES), ("among_us", True)])
+def test_the_same_message_again_is_believed_as_it_was(name: str, beside: bool) -> None:
     """At temperature 0 every other message is the message: what was heard and answered comes out once more."""
-    agent, episodes = played(GAMES[name], temperature=0.0)
+    agent, episodes = played(GAMES[name], temperature=0.0, beside=beside)
     found = resample(episodes, env_maker(GAMES[name]), {"learner": agent}, {"learner"}, 2)
     said = 0
     for before, episode in zip(episodes, found, strict=True):
@@ -64,8 +67,10 @@ def test_the_same_message_again_is_believed_as_it_was(name: str) -> None:
                 again = {(b.listener, b.question.text): b for b in heard}
                 assert again.keys() == after.keys()
                 for key, belief in again.items():
-                    assert belief.position == after[key].position and belief.step == after[key].step
-                    np.testing.assert_allclose(belief.probs, after[key].probs, atol=1e-5)
+                    same = after[key]
+                    assert (belief.position, belief.branch, belief.step) == (same.position, same.branch, same.step)
+                    assert bool(belief.branch) == beside
+                    np.testing.assert_allclose(belief.probs, same.probs, atol=1e-5)
                     said += 1
         np.testing.assert_allclose(RESAMPLED(episode), 0.0, atol=1e-5)
     assert said or name == "dond"  # a babbler seldom sends a message there

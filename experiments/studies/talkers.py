@@ -1,0 +1,46 @@
+"""What studies that make players of intents share: a seed's models as a player, and its line of `cards.jsonl`."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.launch.terminal import say
+from marl.common.files import digest, write_json
+from marl.intents.agent import PARTS
+from marl.metrics.stats import Interval
+from marl.metrics.tables import TableRow, figures_by_arm, format_table
+from marl.storage.checkpoint import copy_folder, folder_digest
+from marl.storage.folder import git_commit
+
+Figures = dict[tuple[str, str], Interval]  # by arm and metric
+
+
+def save_player(player: Path, folders: Mapping[str, Path], seed: int) -> None:
+    """Writes models as a folder to be played as `PLAYER+cicero`."""
+    player.mkdir(parents=True, exist_ok=True)
+    for part, source in folders.items():
+        if not (player / part).exists() or folder_digest(player / part) != folder_digest(source):
+            copy_folder(source, player / part)
+    write_json(player / PARTS, {"arm": "intent", "seed": seed})
+
+
+def card(
+    run: str, seed: int, models: Mapping[str, str], figures: Figures, *, arm: str, command: str, games: int
+) -> dict[str, Any]:
+    """Returns a seed's line of `cards.jsonl`: the commit and models that made it, and its figures."""
+    ends = {
+        f"{name}: {metric}": [round(end, 4) if math.isfinite(end) else None for end in (i.mean, i.low, i.high)]
+        for (name, metric), i in figures.items()
+    }
+    return {
+        "run": run, "arm": arm, "seeds": [seed], "git_commit": git_commit(), "config_hash": digest(models),
+        "command": command, "games": games, "figures": ends,
+    }  # fmt: skip
+
+
+def say_arms(rows: Sequence[TableRow], out: Path) -> None:
+    """Shows a table of each arm, and where all are written."""
+    for arm, figures in figures_by_arm(rows).items():
+        say(f"\n{arm}\n" + format_table({arm: figures}))
+    say(f"\ntables and figure: {out}")
