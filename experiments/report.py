@@ -65,7 +65,7 @@ TALK = ("talk/said", "talk/heard", "talk/vote_credit/silence")  # of comparison=
 DRAWN = {
     "dond": ("game/score", "belief/gain_over_prior"),
     "among_us": ("game/win_rate/crewmates",),
-    "diplomacy": ("game/score",),
+    "diplomacy": ("game/score", "press/said", "press/heard"),
 }
 RATIOS = ("game/win_rate/crewmates",)  # metrics whose ratios between arms are also shown
 CURVES = (
@@ -275,6 +275,7 @@ def draw(folder: Path, suffix: str, out: Path) -> None:
         rows, runs = read_table(folder / f"table{suffix}.csv"), read_curves(folder / f"curves{suffix}.csv.gz")
         there = {row.metric for row in rows}
         game = next((name for name, (first, *_) in PROFILED.items() if first in there), "dond")
+        game = "diplomacy" if "game/centres" in there else game  # its first metric is Deal or No Deal's, too
         ablation_figure(
             rows,
             [name for name in DRAWN[game] if name in there],
