@@ -132,9 +132,9 @@ def of_seed(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Fi
     if not made.seed:
         path = place.cells / f"situations-{digest({'most': SITUATIONS, **about})[:8]}.json"
         if not path.exists():
-            write_json(path, situations(made))
+            write_json(path, {"rows": situations(made)})
         columns = ("place", "intent_is", "counts", "intent", "heard", "human", "message")
-        write_csv(place.out / "situations.csv", columns, read_json(path))
+        write_csv(place.out / "situations.csv", columns, read_json(path)["rows"])
     return {**found, **recalls, **play(made, ensemble, cfg, spec, place)}
 
 
