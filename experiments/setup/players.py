@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
+from experiments.setup.config import make
 from experiments.setup.lookahead import check_planner, is_planner, planner_agent, planner_digest
 from marl.agents.base import Agent
 from marl.agents.chat import CHAT
@@ -172,6 +173,13 @@ def intents_of(limits: PlayConfig) -> Path | None:
     """Returns the folder whose action model plans what learners read (`algo.intents`)."""
     found = getattr(limits, "intents", None)
     return Path(found) if found else None
+
+
+def told_in(algo: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings `intents` and `cicero` of a run whose learners are told intents, from its `algo.*`; empty
+    for other runs."""
+    how = make(CiceroConfig, algo.get("cicero") or {}, "algo.cicero")
+    return {"intents": algo["intents"], "cicero": how} if algo.get("intents") else {}
 
 
 def check_intents(limits: PlayConfig, game: str) -> None:

@@ -36,6 +36,7 @@ from experiments.setup.players import (
     run_policy,
     seat_players,
     style_of,
+    told_in,
 )
 from experiments.setup.players import policy_folder as run_policy_folder
 from experiments.setup.select import selected, write_cards
@@ -133,9 +134,7 @@ class Entrant:
     @property
     def told(self) -> dict[str, Any]:
         """How its learners are told intents, as its run's settings say; empty: they are told none."""
-        algo = self.config["algo"]
-        how = make(CiceroConfig, algo.get("cicero") or {}, "algo.cicero")
-        return {"intents": algo["intents"], "cicero": how} if algo.get("intents") else {}
+        return told_in(self.config["algo"])
 
     @property
     def name(self) -> str:

@@ -14,6 +14,7 @@ Writes `table.csv`, `figure.svg`, `cards.jsonl` (a line a seed), `control.csv` (
 
 import functools
 import math
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -119,10 +120,12 @@ def of_seed(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Fi
     """All figures of one seed, of which each part is measured once and kept."""
     models = {name: folder_digest(folder) for name, folder in made.folders.items()}
     about = {"models": models, "split": cfg.split}
-    spoil = {"nonsense": dict(cfg.nonsense), "rate": cfg.filter_rate, **about}
-    folder = place.cells / f"nonsense-s{made.seed}-{digest(spoil)[:8]}"
-    recalls = kept(folder.with_suffix(".json"), lambda: nonsense(made, cfg, folder))
-    ensemble = Ensemble.load(folder)
+    ensemble, figures = None, {}
+    if cfg.games:
+        spoil = {"nonsense": dict(cfg.nonsense), "rate": cfg.filter_rate, **about}
+        folder = place.cells / f"nonsense-s{made.seed}-{digest(spoil)[:8]}"
+        figures = kept(folder.with_suffix(".json"), lambda: nonsense(made, cfg, folder))
+        ensemble = Ensemble.load(folder)
     save_players(made, ensemble, Path(cfg.runs))
     found = {(arm, "intent/correspondence"): each for arm, each in annotation(made, place).items()}
     control = digest({"control": cfg.control, **about})[:8]
@@ -135,7 +138,7 @@ def of_seed(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Fi
             write_json(path, {"rows": situations(made)})
         columns = ("place", "intent_is", "counts", "intent", "heard", "human", "message")
         write_csv(place.out / "situations.csv", columns, read_json(path)["rows"])
-    return {**found, **recalls, **play(made, ensemble, cfg, spec, place)}
+    return {**found, **figures, **(play(made, ensemble, cfg, spec, place) if ensemble else {})}
 
 
 def card(made: Made, figures: Figures, cfg: DictConfig) -> dict[str, Any]:
@@ -153,7 +156,7 @@ def card(made: Made, figures: Figures, cfg: DictConfig) -> dict[str, Any]:
 
 def check(cfg: DictConfig) -> None:
     """Refuses bad settings of this command."""
-    check_play(cfg)
+    check_play(cfg, least=0)
     if cfg.split not in ("val", "test"):
         raise UserError(f"split={cfg.split}: must be val or test; models learn from the others")
     for arm in cfg.arms:
@@ -262,15 +265,18 @@ def read_views(data: str, split: Any) -> list[Any]:
     return list(read_split(data, split).usable)
 
 
-def save_players(made: Made, ensemble: Ensemble, runs: Path) -> None:
-    """Writes a folder for each arm, to be played as `RUNS/intents-ARM-sSEED+cicero`."""
+def save_players(made: Made, ensemble: Ensemble | None, runs: Path) -> None:
+    """Writes a folder for each arm, to be played as `RUNS/intents-ARM-sSEED+cicero`; without an ensemble, with
+    `cicero.nonsense=0`."""
     for arm in made.dialogue:
         folder = runs / f"intents-{arm}-s{made.seed}"
         folder.mkdir(parents=True, exist_ok=True)
         for name, source in ((DIALOGUE, made.folders[arm]), (ACTION, made.folders[ACTION])):
             if not (folder / name).exists() or folder_digest(folder / name) != folder_digest(source):
                 copy_folder(source, folder / name)
-        ensemble.save(folder / NONSENSE)
+        shutil.rmtree(folder / NONSENSE, ignore_errors=True)  # another study's reads another action model
+        if ensemble:
+            ensemble.save(folder / NONSENSE)
         write_json(folder / PARTS, {"arm": arm, "seed": made.seed})
 
 
@@ -483,7 +489,7 @@ def draw(rows: Sequence[TableRow], path: Path) -> None:
         "nonsense caught": [r for r in rows if r.metric.startswith("filter/recall/") and r.arm == HEADS],
         "score": [r for r in rows if r.metric == "game/score" and not {"v", "-"} & {*r.arm.split()}],
     }
-    draw_panels(panels, path)
+    draw_panels({title: own for title, own in panels.items() if own}, path)
 
 
 def draw_panels(panels: Mapping[str, Sequence[TableRow]], path: Path) -> None:
