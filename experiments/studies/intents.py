@@ -132,7 +132,7 @@ def of_seed(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Fi
     for arm in cfg.arms:
         path = place.cells / f"dialogue-{arm}-s{made.seed}-{control}.json"
         found |= kept(path, functools.partial(dialogue, made, arm, cfg, place))
-    if not made.seed:
+    if not made.seed and "both" in cfg.arms:
         path = place.cells / f"situations-{digest({'most': SITUATIONS, **about})[:8]}.json"
         if not path.exists():
             write_json(path, {"rows": situations(made)})
@@ -162,11 +162,15 @@ def check(cfg: DictConfig) -> None:
     for arm in cfg.arms:
         if arm not in ARMS:
             raise UserError(f"arms: {arm} must be one of {', '.join(ARMS)}")
-    if not {"state", "both"} <= {*cfg.arms}:
+    if cfg.games and not {"state", "both"} <= {*cfg.arms}:
         raise UserError(f"arms={list(cfg.arms)}: games need the arms state and both. Add them")
     for seed in cfg.seeds:
         check_count(seed, "seeds", 0)
-    for name in ("rounds", "action_epochs", "epochs", "own_epochs", "control", "scripted_games"):
+    for name in ("action_epochs", "epochs"):
+        check_count(cfg[name], name, 0)
+    if not 0 <= cfg.turned <= 1:
+        raise UserError(f"turned={cfg.turned}: must be a share, from 0 to 1")
+    for name in ("rounds", "own_epochs", "control", "scripted_games"):
         check_count(cfg[name], name)
 
 
@@ -204,13 +208,18 @@ def make_models(seed: int, data: str, cfg: DictConfig, spec: PlaySpec, place: Wo
         say(f"action model of all seeds, round {number + 1} of {cfg.rounds}: {folder}")
         origin = action_model(spec.model, shared, train_env, data, folder, start=origin, start_digest=start, **how)
         start = folder_digest(folder)
-    acts = replace(base, epochs=cfg.action_epochs, learning_rate=cfg.action_learning_rate)
-    folders = {ACTION: cache / f"intents-action-s{seed}-{digest({'start': start, 'base': asdict(acts)})[:8]}"}
-    action = action_model(spec.model, acts, train_env, data, folders[ACTION], start=origin, start_digest=start, **how)
+    assert origin is not None
+    action, folders = origin, {ACTION: folder}
+    if cfg.action_epochs:
+        acts = replace(base, epochs=cfg.action_epochs, learning_rate=cfg.action_learning_rate)
+        folders = {ACTION: cache / f"intents-action-s{seed}-{digest({'start': start, 'base': asdict(acts)})[:8]}"}
+        action = action_model(
+            spec.model, acts, train_env, data, folders[ACTION], start=origin, start_digest=start, **how
+        )
     start = folder_digest(folders[ACTION])
-    later = replace(base, epochs=cfg.epochs, learning_rate=cfg.learning_rate, human_games=cfg.human_games)
+    later = replace(base, epochs=max(cfg.epochs, 1), learning_rate=cfg.learning_rate, human_games=cfg.human_games)
     own = replace(later, epochs=cfg.own_epochs)
-    learned = place.cells / f"intents-train-{digest({'start': start, 'base': asdict(later)})[:8]}.json"
+    learned = place.cells / f"intents-train-{digest({'start': start, 'base': asdict(later), 'heeds': True})[:8]}.json"
     say(f"seed {seed}: annotating the training dialogues")
     _, taught = annotated(action, later, train_env, data, "train", learned)
     say(f"seed {seed}: {sum(map(len, taught.values()))} replies of {len(taught)} views are annotated")
@@ -219,12 +228,18 @@ def make_models(seed: int, data: str, cfg: DictConfig, spec: PlaySpec, place: Wo
     say(f"seed {seed}: dialogue models")
     models: dict[str, Policy] = {}
     first = (action, start, later)  # what all arms have in common, and what each then learns by itself
-    for arm in (MIXED, *cfg.arms):
-        begun, begun_digest, learns = first if arm == MIXED else (models[MIXED], folder_digest(folders[MIXED]), own)
-        settings = {"start": begun_digest, "base": asdict(learns)}
+    for arm in (*([MIXED] if cfg.epochs else []), *cfg.arms):
+        begun, begun_digest, learns = first
+        if arm != MIXED:
+            learns = own
+            begun, begun_digest = (models[MIXED], folder_digest(folders[MIXED])) if cfg.epochs else first[:2]
+        settings = {"start": begun_digest, "base": asdict(learns), "turned": cfg.turned}
         folders[arm] = cache / f"intents-{arm}-s{seed}-{digest(settings)[:8]}"
-        models[arm] = dialogue_model(arm, begun, begun_digest, taught, learns, train_env, data, folders[arm], **how)
-    del models[MIXED], folders[MIXED]
+        models[arm] = dialogue_model(
+            arm, begun, begun_digest, taught, learns, train_env, data, folders[arm], turn=cfg.turned, **how
+        )
+    for each in (models, folders):
+        each.pop(MIXED, None)
     return Made(seed, {**spec.env, "split": "test"}, data, action, views, intents, models, folders)
 
 
