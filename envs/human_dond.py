@@ -240,12 +240,6 @@ _ITEM = re.compile(r"(?<![a-z])(book|hat|ball)(?=s?(?![a-z]))")
 _OTHER_NAME = re.compile(r"[a-z](?:book|ball)|(?:book|ball)(?!s?(?![a-z]))")  # basketball, bookks
 
 
-def renamed(text: str, order: Triple) -> str:
-    """A message with its items renamed as in `permuted`, unless it names one in another way."""
-    new = {ITEMS[old][:-1]: item[:-1] for item, old in zip(ITEMS, order, strict=True)}
-    return text if _OTHER_NAME.search(text) else _ITEM.sub(lambda found: new[found[0]], text)
-
-
 def permuted(view: HumanView, order: Triple) -> HumanView:
     """The same dialogue with its items renamed: `ITEMS[order[i]]` becomes `ITEMS[i]`.
 
@@ -255,13 +249,14 @@ def permuted(view: HumanView, order: Triple) -> HumanView:
     assert sorted(order) == [0, 1, 2], order
     if any(_OTHER_NAME.search(message) for message in view.messages):
         return view
+    new = {ITEMS[old][:-1]: item[:-1] for item, old in zip(ITEMS, order, strict=True)}
 
     def moved(triple: Triple) -> Triple:
         return triple[order[0]], triple[order[1]], triple[order[2]]
 
     names = ("counts", "values", "partner_values", "claim", "partner_claim")
     triples: dict[str, Any] = {name: triple and moved(triple) for name in names for triple in [getattr(view, name)]}
-    turns = tuple((who, text and renamed(text, order)) for who, text in view.turns)
+    turns = tuple((who, text and _ITEM.sub(lambda found: new[found[0]], text)) for who, text in view.turns)
     return replace(view, turns=turns, **triples)
 
 

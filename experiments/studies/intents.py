@@ -168,8 +168,6 @@ def check(cfg: DictConfig) -> None:
         check_count(seed, "seeds", 0)
     for name in ("action_epochs", "epochs"):
         check_count(cfg[name], name, 0)
-    if not 0 <= cfg.turned <= 1:
-        raise UserError(f"turned={cfg.turned}: must be a share, from 0 to 1")
     for name in ("rounds", "own_epochs", "control", "scripted_games"):
         check_count(cfg[name], name)
 
@@ -219,7 +217,7 @@ def make_models(seed: int, data: str, cfg: DictConfig, spec: PlaySpec, place: Wo
     start = folder_digest(folders[ACTION])
     later = replace(base, epochs=max(cfg.epochs, 1), learning_rate=cfg.learning_rate, human_games=cfg.human_games)
     own = replace(later, epochs=cfg.own_epochs)
-    learned = place.cells / f"intents-train-{digest({'start': start, 'base': asdict(later), 'heeds': True})[:8]}.json"
+    learned = place.cells / f"intents-train-{digest({'start': start, 'base': asdict(later)})[:8]}.json"
     say(f"seed {seed}: annotating the training dialogues")
     _, taught = annotated(action, later, train_env, data, "train", learned)
     say(f"seed {seed}: {sum(map(len, taught.values()))} replies of {len(taught)} views are annotated")
@@ -233,11 +231,9 @@ def make_models(seed: int, data: str, cfg: DictConfig, spec: PlaySpec, place: Wo
         if arm != MIXED:
             learns = own
             begun, begun_digest = (models[MIXED], folder_digest(folders[MIXED])) if cfg.epochs else first[:2]
-        settings = {"start": begun_digest, "base": asdict(learns), "turned": cfg.turned}
+        settings = {"start": begun_digest, "base": asdict(learns)}
         folders[arm] = cache / f"intents-{arm}-s{seed}-{digest(settings)[:8]}"
-        models[arm] = dialogue_model(
-            arm, begun, begun_digest, taught, learns, train_env, data, folders[arm], turn=cfg.turned, **how
-        )
+        models[arm] = dialogue_model(arm, begun, begun_digest, taught, learns, train_env, data, folders[arm], **how)
     for each in (models, folders):
         each.pop(MIXED, None)
     return Made(seed, {**spec.env, "split": "test"}, data, action, views, intents, models, folders)

@@ -13,8 +13,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from envs.dond.rules import Triple, allocations
 from envs.human_dond import HumanEnding, HumanView, NotReplayable, Speaker, replay
 from marl.agents.scripted.dond_language import ITEM_OF, stated_items, understand
@@ -42,16 +40,14 @@ def cut_after(view: HumanView, number: int) -> HumanView:
     return replace(view, turns=(*kept, *told, ("YOU", None)), ending=HumanEnding.DEAL)
 
 
-def annotate(views: Iterable[HumanView], reader: ClaimReader, env: Any, heeds: bool = False) -> dict[int, list[Intent]]:
+def annotate(views: Iterable[HumanView], reader: ClaimReader, env: Any) -> dict[int, list[Intent]]:
     """One intent for each of YOUR replies, by the view's index: read for messages, the real claims for the proposal.
 
-    `heeds`: a message's own claim is the likeliest of those that give the speaker what it names (`named_items`), where
-    there is one; it is for training, since the test compares with these words. Left out are views that the environment
-    can't play, and those whose partner's claim is unknown.
+    Left out are views that the environment can't play, and those whose partner's claim is unknown.
     """
     streams: list[list[int]] = []
     counts: list[Triple] = []
-    places: list[tuple[int, int, str]] = []  # of each pair of streams: the view, which of its replies, and its words
+    places: list[tuple[int, int]] = []  # of each pair of streams: the view, and which of its replies
     found: dict[int, list[Intent]] = {}
     for view in views:
         if view.claim is None or view.partner_claim is None:
@@ -62,19 +58,16 @@ def annotate(views: Iterable[HumanView], reader: ClaimReader, env: Any, heeds: b
         except NotReplayable:
             continue
         found[view.index] = [Intent(view.claim, view.partner_claim)] * (len(own) + 1)
-        for reply, (number, pair) in enumerate(zip(own, both, strict=True)):
+        for reply, pair in enumerate(both):
             streams += pair
             counts += [view.counts] * 2
-            places.append((view.index, reply, (view.turns[number][1] or "") if heeds else ""))
+            places.append((view.index, reply))
     probabilities = reader.probabilities(streams, counts)
-    for (index, reply, words), mine, theirs, pool in zip(
+    for (index, reply), mine, theirs, pool in zip(
         places, probabilities[::2], probabilities[1::2], counts[::2], strict=True
     ):
         claims = allocations(pool)
-        named = named_items(words, pool)
-        fits = np.array([all(claim[item] == count for item, count in named.items()) for claim in claims])
-        own = mine * fits if fits.any() else mine
-        found[index][reply] = Intent(claims[int(own.argmax())], claims[int(theirs.argmax())])
+        found[index][reply] = Intent(claims[int(mine.argmax())], claims[int(theirs.argmax())])
     return found
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from envs.core import END
 from envs.dond.replies import MESSAGE, PROPOSE
-from envs.dond.rules import ITEMS, Triple
+from envs.dond.rules import Triple
 from envs.dond.texts import prompt_with
 from envs.human_dond import Step
 from marl.model.tokens import StreamWriter, Tokens
@@ -38,10 +38,9 @@ class Intent(NamedTuple):
 
 
 def intent_text(intent: Intent) -> str:
-    """The line by which a model is told its intent: what either side gets, in the words of messages. Items of which a
-    side gets none are not named."""
-    sides = (", ".join(f"{n} {item}" for item, n in zip(ITEMS, each, strict=True) if n) for each in intent)
-    return "me {} you {}\n".format(*(side or "nothing" for side in sides))
+    """The line by which a model is told its intent."""
+    own, partner = (" ".join(map(str, each)) for each in intent)
+    return f"me {own} you {partner}\n"
 
 
 def check_arm(arm: str) -> None:

@@ -18,15 +18,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from envs.core import END
-from envs.dond.replies import MESSAGE, PROPOSE
+from envs.dond.replies import PROPOSE
 from envs.dond.rules import Triple
-from envs.human_dond import HumanView, Split, Step, permuted, renamed
+from envs.human_dond import HumanView, Split, Step
 from marl.common.errors import UserError
 from marl.common.files import canonical, read_json, write_json
-from marl.intents.annotate import annotate, cut_after, named_items
+from marl.intents.annotate import annotate, cut_after
 from marl.intents.claims import ClaimReader
-from marl.intents.streams import ARMS, TOLD, Intent, grounded, intent_text, unasked
+from marl.intents.streams import ARMS, Intent, grounded, unasked
 from marl.intents.truthful import OTHER, unfaithful
 from marl.model.optim import MuonAndAdamW
 from marl.model.policy import Policy, dropout, tiny_lm
@@ -110,7 +109,7 @@ def annotated(
 ) -> tuple[list[HumanView], dict[int, list[Intent]]]:
     """The views of a split that can be annotated, and their intents, which are kept in `path`.
 
-    Of the training split those that `base` learns from, with intents that give what a message names.
+    Of the training split those that `base` learns from.
     """
     seen: list[HumanView] = []
 
@@ -121,7 +120,7 @@ def annotated(
     make_env = env_maker(env)
     corpus.recorded(data, split, [make_env], base, add=add)
     if not path.exists():
-        found = annotate(seen, ClaimReader(action, CONTEXT, at_once=16), make_env(), heeds=split == "train")
+        found = annotate(seen, ClaimReader(action, CONTEXT, at_once=16), make_env())
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {str(index): own for index, own in found.items()})
     kept = read_json(path)
@@ -131,19 +130,17 @@ def annotated(
 
 def dialogue_model(
     arm: str, start: Policy, start_digest: str, intents: Mapping[int, Sequence[Intent]], base: BaseConfig,
-    env: Mapping[str, Any], data: str, folder: Path, *, turn: float = 0.0, device: torch.device | str = "cpu",
+    env: Mapping[str, Any], data: str, folder: Path, *, device: torch.device | str = "cpu",
     progress: Progress = lambda what, done, total: None, report: Callable[[str], None] = print,
 ) -> Policy:  # fmt: skip
     """A model of messages under what `arm` grounds them in, trained on from a copy of `start`.
 
-    `intents`: those of the training split (`annotate`). All arms learn from the views that have some. `turn`: see
-    `in_arm`.
+    `intents`: those of the training split (`annotate`). All arms learn from the views that have some.
     """
 
     def make() -> tuple[Policy, Mapping[str, float]]:
         policy = copy.deepcopy(start)
-        ways = in_arm(arm, intents, base.seed, turn)
-        how = replace(base, human_games=0)  # those that have intents were chosen
+        ways, how = in_arm(arm, intents, base.seed), replace(base, human_games=0)  # those that have intents were chosen
         views = len(corpus.recorded(data, "train", corpus.variants(env, base.vary), how, **ways).steps)
         learn(policy, how, env, data, views, lambda d, n: progress(f"dialogue model, {arm}", d, n), **ways)
         return policy, {"views": views}
@@ -151,7 +148,6 @@ def dialogue_model(
     about = {
         "env": unvaried(env, base),
         "arm": arm,
-        "told": [intent_text(Intent((0, 1, 2), (3, 0, 0))), turn],
         "start": start_digest,
         "base": asdict(base),
         "data": corpus.data_files(data),
@@ -193,45 +189,15 @@ def in_action_model(seed: int) -> dict[str, Any]:
     return {"refuse": unfaithful, "cut": cut, "add": add}
 
 
-def in_arm(arm: str, intents: Mapping[int, Sequence[Intent]], seed: int = 0, turn: float = 0.0) -> dict[str, Any]:
-    """Tells `corpus.recorded` how to show human dialogues to a model of this arm. MIXED draws an arm for each. `turn`:
-    share of the views with intents that are `turned`, where they can be."""
+def in_arm(arm: str, intents: Mapping[int, Sequence[Intent]], seed: int = 0) -> dict[str, Any]:
+    """Tells `corpus.recorded` how to show human dialogues to a model of this arm. MIXED draws an arm for each."""
     rng = np.random.default_rng([seed, CUTS])
 
     def add(view: HumanView, order: Triple, steps: list[Step]) -> corpus.Steps:
         own = ARMS[rng.integers(len(ARMS))] if arm == MIXED else arm
-        meant = [intent.renamed(order) for intent in intents[view.index]]
-        if turn and own in TOLD and rng.random() < turn:
-            steps, meant = turned(steps, meant, permuted(view, order).counts, rng)
-        return grounded(steps, own, meant)
+        return grounded(steps, own, [intent.renamed(order) for intent in intents[view.index]])
 
     return {"refuse": lambda view: "" if view.index in intents else "no intent", "add": add}
-
-
-def turned(
-    steps: list[Step], intents: list[Intent], counts: Triple, rng: np.random.Generator
-) -> tuple[list[Step], list[Intent]]:
-    """A dialogue up to one of YOUR messages that name items, which are renamed there, and in its intent: what was said
-    before and the values don't tell what is meant. As it is, where no message can be."""
-
-    def named(words: str) -> dict[int, int]:
-        return named_items(words.removeprefix(MESSAGE).partition(END)[0], counts)
-
-    ways = []
-    replies = [place for place, step in enumerate(steps) if step[0] == "reply" and step[1].startswith(MESSAGE)]
-    for reply, place in enumerate(replies):
-        words = steps[place][1]
-        before = named(words)
-        for order in corpus.ORDERS[1:] if before else ():
-            new, intent = renamed(words, order), intents[reply].renamed(order)
-            moved = {item: before[old] for item, old in enumerate(order) if old in before}
-            held = all(n <= most for each in intent for n, most in zip(each, counts, strict=True))
-            if new != words and held and named(new) == moved:  # "the hats" are all, of whatever there is
-                ways.append((reply, place, new, intent))
-    if not ways:
-        return steps, intents
-    reply, place, new, intent = ways[rng.integers(len(ways))]
-    return [*steps[:place], ("reply", new)], [*intents[:reply], intent]
 
 
 def unvaried(env: Mapping[str, Any], base: BaseConfig) -> dict[str, Any]:

@@ -58,8 +58,8 @@ def test_intents_stand_in_the_own_stream_alone() -> None:
         assert own and all(t.thoughts.startswith("intent: ") for t in own)
         assert text_of(episode, "player_0").count("\nme ") + text_of(episode, "player_0").count(">me ") >= len(own)
         for turn in own:
-            assert turn.thoughts.split(" for me")[0].removeprefix("intent: ")
-        assert "\nme " not in text_of(episode, "player_1") and ">me " not in text_of(episode, "player_1")
+            claim = turn.thoughts.split(" for me")[0].removeprefix("intent: ")
+            assert f"me {claim} you" not in text_of(episode, "player_1")
 
 
 def test_without_intents_nothing_is_told() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -12,11 +11,11 @@ from envs import dond_v0
 from envs.core import Style
 from envs.dond.rules import Triple, allocations
 from envs.dond.texts import prompt
-from envs.human_dond import HumanEnding, HumanView, Step, replay
+from envs.human_dond import HumanEnding, HumanView, replay
 from marl.intents.annotate import annotate, certain_split, cut_after, named_items, swapped
 from marl.intents.claims import ClaimReader
 from marl.intents.streams import ARMS, Intent, grounded, intent_text, opening_of, up_to_claim
-from marl.intents.training import cuts, in_action_model, in_arm, turned
+from marl.intents.training import cuts, in_action_model
 from marl.intents.truthful import promised, unfaithful
 from marl.learning.batch import collate
 from marl.metrics.negotiation import human_talk
@@ -154,12 +153,10 @@ def test_arms_read_what_they_are_named_for(arm: str) -> None:
     text = tokens.decode(episode.streams["you"].tokens)
     assert ("books 1 0 hats 1 1 balls 3 3" in text) == (arm in ("state", "both"))
     assert ("books 1 0 hats 1 0 balls 3 0" in text) == (arm in ("none", "intent"))
-    assert text.count("me 3 balls you 1 books, 1 hats\n") == (arm in ("intent", "both"))
-    assert text.count("me 1 hats, 2 balls you 1 books, 1 balls\n") == (
-        arm in ("intent", "both")
-    )  # before the proposal, too
+    assert text.count("me 0 0 3 you 1 1 0") == (arm in ("intent", "both"))
+    assert text.count("me 0 1 2 you 1 0 1") == (arm in ("intent", "both"))  # before the proposal, too
     partner, _ = human_row(grounded(replay(swapped(talk), ENV), "state", INTENTS), tokens, 0)
-    assert "me 3 balls you" not in tokens.decode(partner.streams["you"].tokens)
+    assert "me 0" not in tokens.decode(partner.streams["you"].tokens)
 
 
 def test_intents_are_never_learned() -> None:
@@ -181,47 +178,6 @@ def test_intents_are_never_learned() -> None:
 
 def test_an_intent_is_renamed_with_its_items() -> None:
     assert Intent((0, 1, 2), (3, 4, 5)).renamed((2, 0, 1)) == Intent((2, 0, 1), (5, 3, 4))
-    assert intent_text(Intent((0, 1, 2), (1, 0, 0)).renamed((2, 1, 0))) == "me 2 books, 1 hats you 1 balls\n"
-    assert intent_text(Intent((0, 0, 0), (1, 1, 3))) == "me nothing you 1 books, 1 hats, 3 balls\n"
-
-
-def reply(words: str) -> tuple[Literal["reply"], str]:
-    return "reply", f"[message] {words} [END]"
-
-
-def test_a_dialogue_is_turned_to_another_message_and_intent() -> None:
-    """Of a pool of 1 book, 2 hats and 3 balls only the book and a ball can change places: all hats stay all hats."""
-    steps: list[Step] = [("observe", "books 1", ()), reply("i want the hats and 1 ball"), reply("ok")]
-    meant = [Intent((0, 2, 1), (1, 0, 2)), Intent((0, 2, 1), (1, 0, 2))]
-    assert turned(steps, meant, (1, 2, 3), np.random.default_rng(0)) == (steps, meant)  # the other side's 2 balls
-    meant = [Intent((0, 2, 1), (1, 0, 1)), *meant[1:]]
-    found, intents = turned(steps, meant, (1, 2, 3), np.random.default_rng(0))
-    assert found == [steps[0], reply("i want the hats and 1 book")] and intents == [Intent((1, 2, 0), (1, 0, 1))]
-    assert turned([reply("hi")], meant, (1, 2, 3), np.random.default_rng(0))[0] == [reply("hi")]
-
-
-def test_turned_dialogues_end_with_what_was_turned() -> None:
-    talk = view("i want the hat", "ok")
-    ways = in_arm("both", {talk.index: INTENTS}, turn=1.0)
-    told = ways["add"](talk, (0, 1, 2), replay(talk, ENV))
-    plain = in_arm("both", {talk.index: INTENTS})["add"](talk, (0, 1, 2), replay(talk, ENV))
-    assert told[-1] == reply("i want the book") and len(told) < len(plain)
-    assert told[-2] == ("tell", intent_text(INTENTS[0].renamed((1, 0, 2))))
-
-
-def test_training_intents_give_what_a_message_names() -> None:
-    """The model is sure of another claim, and of those that fit, of one."""
-    talk, likely = view("i want the hat", "ok"), [(1, 0, 3), (0, 1, 3), (1, 1, 3)]
-
-    class Reader:
-        tokens = tiny_policy().tokens
-
-        def probabilities(self, streams: list[Any], counts: list[Triple]) -> list[np.ndarray]:
-            order = [allocations(COUNTS).index(claim) for claim in likely]
-            return [np.bincount(order, [3.0, 2.0, 1.0], len(allocations(COUNTS))) for _ in streams]
-
-    plain, heeding = (annotate([talk], Reader(), ENV, heeds)[talk.index][0] for heeds in (False, True))  # type: ignore[arg-type]
-    assert plain == Intent((1, 0, 3), (1, 0, 3)) and heeding == Intent((0, 1, 3), (1, 0, 3))
 
 
 def test_hidden_values_leave_the_pool() -> None:

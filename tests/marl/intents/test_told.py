@@ -106,7 +106,7 @@ def test_what_was_sampled_under_an_intent_is_what_is_scored() -> None:
 def test_resampled_messages_are_drawn_under_the_same_intents() -> None:
     """`repeat` plans again what was planned: else the stream would not be the one that is continued."""
     agent = told()
-    episodes = rollout(draw_games(11, 11, count=2), everyone(agent), SHORT, 3)
+    episodes = rollout(draw_games(7, 7, count=2), everyone(agent), SHORT, 3)
     again = resample(episodes, SHORT, {"told": agent}, {"told"}, 2)
     assert any(turn.instead for episode in again for turn in episode.turns)
     assert not agent._minds
