@@ -153,7 +153,7 @@ def played_as(cast: Mapping[str, Seats], limits: PlayConfig) -> dict[str, Any]:
     runs |= {name: planner_digest(name) for name in found if is_planner(name)}
     planner = asdict(planner_of(limits)) if any(name.endswith(SUFFIX) for name in names) else {}
     talkers = {name: intents_digest(name) for name in names if name.endswith(CICERO)}
-    cicero = {"models": talkers, "settings": asdict(cicero_of(limits))} if talkers else {}
+    cicero: dict[str, Any] = {"models": talkers, "settings": asdict(cicero_of(limits))} if talkers else {}
     if (told := intents_of(limits)) and {*names} & {*LEARNERS}:
         cicero |= {"learners": folder_digest(told / ACTION), "settings": asdict(cicero_of(limits))}
     return {
