@@ -12,6 +12,7 @@ from experiments.setup.entrants import base_beside
 from experiments.setup.players import (
     bare,
     bytes_of_players,
+    intents_of,
     is_run,
     more_slots,
     player_config,
@@ -23,6 +24,8 @@ from experiments.setup.spec import PlaySpec
 from experiments.setup.work import Work, start_of
 from marl.decoding.memory import Fit, Slots, check_memory, learning_bytes
 from marl.decoding.probes import size_of
+from marl.intents.agent import ACTION
+from marl.intents.claims import MOST
 from marl.losses import any_reads
 from marl.model.lora import adapter_bytes
 from marl.model.policy import check_context, load_config, load_tokenizer
@@ -109,6 +112,8 @@ def memory_of_run(work: Work) -> Fit:
     caches = [*playing, *(watched if spec.eval.games else ())]  # played in the midst of training, whose caches stay
     if any_reads(spec.losses, "planned"):  # plans are weighed with slots of their own
         caches = [*caches, *(Slots.of(config, context, 0, SLOTS) for config in learners.values())]
+    if told := intents_of(algo):  # so are intents, by the action model
+        caches = [*caches, *(Slots.of(load_config(str(told / ACTION)), context, 0, 8 * MOST) for _ in learners)]
     return check_memory(
         caches, models + runs + more_runs, concurrency=algo.concurrency, setting="algo.concurrency",
         context=context, device=device, learning=learning, later=tested,

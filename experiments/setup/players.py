@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
+from experiments.setup.config import make
 from experiments.setup.lookahead import check_planner, is_planner, planner_agent, planner_digest
 from marl.agents.base import Agent
 from marl.agents.chat import CHAT
@@ -23,7 +24,7 @@ from marl.common.errors import UserError
 from marl.common.files import digest
 from marl.decoding.memory import Slots
 from marl.decoding.probes import size_of
-from marl.intents.agent import ACTION, CICERO, NONSENSE, PARTS, CiceroAgent, CiceroConfig, Parts
+from marl.intents.agent import ACTION, CICERO, NONSENSE, PARTS, CiceroAgent, CiceroConfig, Parts, told_agent
 from marl.intents.among_us_agent import TableAgent
 from marl.intents.claims import MOST
 from marl.intents.press_agent import PressAgent
@@ -152,7 +153,9 @@ def played_as(cast: Mapping[str, Seats], limits: PlayConfig) -> dict[str, Any]:
     runs |= {name: planner_digest(name) for name in found if is_planner(name)}
     planner = asdict(planner_of(limits)) if any(name.endswith(SUFFIX) for name in names) else {}
     talkers = {name: intents_digest(name) for name in names if name.endswith(CICERO)}
-    cicero = {"models": talkers, "settings": asdict(cicero_of(limits))} if talkers else {}
+    cicero: dict[str, Any] = {"models": talkers, "settings": asdict(cicero_of(limits))} if talkers else {}
+    if (told := intents_of(limits)) and {*names} & {*LEARNERS}:
+        cicero |= {"learners": folder_digest(told / ACTION), "settings": asdict(cicero_of(limits))}
     return {
         **({"policies": runs} if runs else {}),
         **({"planner": planner} if planner else {}),
@@ -164,6 +167,30 @@ def cicero_of(limits: PlayConfig) -> CiceroConfig:
     """Returns how players talk with a plan beside a learner."""
     found: CiceroConfig = getattr(limits, "cicero", CiceroConfig())
     return found
+
+
+def intents_of(limits: PlayConfig) -> Path | None:
+    """Returns the folder whose action model plans what learners read (`algo.intents`)."""
+    found = getattr(limits, "intents", None)
+    return Path(found) if found else None
+
+
+def told_in(algo: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings `intents` and `cicero` of a run whose learners are told intents, from its `algo.*`; empty
+    for other runs."""
+    how = make(CiceroConfig, algo.get("cicero") or {}, "algo.cicero")
+    return {"intents": algo["intents"], "cicero": how} if algo.get("intents") else {}
+
+
+def check_intents(limits: PlayConfig, game: str) -> None:
+    """Refuses `algo.intents` in another game, and folders that no study wrote."""
+    told = intents_of(limits)
+    if told and game != "dond":
+        raise UserError(f"algo.intents={told}: learners of env.game={game} are told none. Set it to null")
+    if told and not (told / PARTS).is_file():
+        raise UserError(
+            f"algo.intents={told}: no intents were trained here. Name a folder of experiments.studies.intents"
+        )
 
 
 def intents_digest(name: str) -> str:
@@ -396,6 +423,10 @@ def seat_players(
         style = styles.get(name, own_style)
         asked = next(n for n, other in called.items() if other == name)
         how = (planner_of(limits), cicero_of(limits))
-        agent = model_player(asked, name, policies[name], limits, room_for, temperature, *how, game, style)
+        agent: Agent
+        if asked in LEARNERS and (told := intents_of(limits)):
+            agent = told_agent(name, policies[name], limits, room_for, temperature, told, cicero_of(limits))
+        else:
+            agent = model_player(asked, name, policies[name], limits, room_for, temperature, *how, game, style)
         found |= {n: agent for n, other in called.items() if other == name}
     return found

@@ -43,7 +43,7 @@ CRITICS = ("private", "privileged")
 # No part of a run's identity: what is for speed or memory alone, and what came later, where it is off.
 OFF = (("decode_steps", 1), ("play_bf16", False), ("gradient_checkpointing", False), ("advantage", "gae"), ("group", 1),
        ("scale", True), ("votes", 0.0), ("baseline", "before"), ("samples", 4), ("questions", "stream"),
-       ("lora", None))  # fmt: skip
+       ("lora", None), ("intents", None))  # fmt: skip
 OF_CHAT = ("model", "temperature", "max_tokens", "extra")  # what of a chat's settings makes it another player
 
 

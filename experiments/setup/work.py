@@ -18,7 +18,9 @@ from experiments.setup.players import (
     bare,
     called_in_games,
     check_game,
+    check_intents,
     check_players,
+    intents_of,
     is_run,
     played_as,
     policy_folder,
@@ -28,6 +30,7 @@ from experiments.setup.spec import RunSpec
 from marl.agents.chat import CHAT, ChatAgent
 from marl.common.errors import UserError
 from marl.common.files import digest, reading
+from marl.intents.agent import ACTION
 from marl.model.lora import adapter_bytes, read_adapter
 from marl.model.policy import load_config, load_tokenizer
 from marl.pretraining.corpus import data_files
@@ -66,6 +69,7 @@ class Work:
         check_players(spec.test_cast, spec.test_env, make_test_env())
         work = cls(spec, pick_device(spec.device), make_env, make_test_env, chat)
         check_listeners(spec)
+        check_intents(spec.algo, spec.env["game"])
         for name, run in spec.init.items():
             if not is_run(start_of(spec, name)):
                 raise UserError(f"init.{name}={run}: must be the folder of a finished run, or null to start from base")
@@ -140,6 +144,8 @@ def inputs_of(spec: RunSpec) -> dict[str, str]:
     found = dict(file_digests(spec.env, spec.test_env).get("files", {}))
     for seating in (spec.cast, spec.test_cast):
         found |= played_as(seating, spec.algo).get("policies", {})
+    if told := intents_of(spec.algo):
+        found[f"algo.intents={told}"] = folder_digest(told / ACTION)
     if spec.human_data:
         found["data.dond"] = digest(data_files(Path(spec.human_data)))
     for name, run in spec.init.items():

@@ -31,10 +31,12 @@ from experiments.setup.players import (
     check_players,
     is_run,
     planner_of,
+    played_as,
     player_slots,
     run_policy,
     seat_players,
     style_of,
+    told_in,
 )
 from experiments.setup.players import policy_folder as run_policy_folder
 from experiments.setup.select import selected, write_cards
@@ -47,6 +49,7 @@ from marl.agents.model import ModelAgent, PlayConfig, model_agent
 from marl.common.errors import UserError, check_count, check_temperature, check_writable
 from marl.common.files import digest, reading
 from marl.decoding.memory import Slots
+from marl.intents.agent import CiceroConfig
 from marl.metrics.evaluation import metrics
 from marl.metrics.messages import message_metrics
 from marl.metrics.stats import Metrics
@@ -104,9 +107,11 @@ class Condition:
 
 @dataclass(frozen=True)
 class Limits(PlayConfig):
-    """Limits of play beside players that plan."""
+    """Limits of play beside players that plan; `intents`, `cicero`: see `PPOConfig`."""
 
     planner: PlannerConfig = field(default_factory=PlannerConfig)
+    intents: str | None = None
+    cicero: CiceroConfig = field(default_factory=CiceroConfig)
 
 
 @dataclass(frozen=True)
@@ -125,6 +130,11 @@ class Entrant:
         """The plans of others beside its learners: made as in its run."""
         own = self.config["algo"].get("planner")
         return planner_of(Limits(planner=make(PlannerConfig, own, "algo.planner") if own else PlannerConfig()))
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """How its learners are told intents, as its run's settings say; empty: they are told none."""
+        return told_in(self.config["algo"])
 
     @property
     def name(self) -> str:
@@ -340,6 +350,8 @@ def cell_of(entrant: Entrant, name: str, condition: Condition, cfg: DictConfig, 
         "games": cfg.games,
         "seed": cfg.seed,
     }
+    if entrant.told:
+        settings["told"] = played_as(seating, Limits(**entrant.told))["cicero"]
     if condition.planner:
         settings["planner"] = dataclasses.asdict(condition.planner)
     if cfg.talk:
@@ -403,7 +415,7 @@ def play(cell: Cell, cfg: DictConfig, load: Callable[[Stage], Policy], workspace
     room = seats_per_player(seating, table)
     limits = Limits(
         games=cfg.games, concurrency=cfg.concurrency, max_new_tokens=cell.settings["max_new_tokens"],
-        context=cell.settings["context"], planner=cell.entrant.planner,
+        context=cell.settings["context"], planner=cell.entrant.planner, **cell.entrant.told,
     )  # fmt: skip
     names = {name for role, voice in cell.voices.items() for name in (seating[role].player, voice)} - {SILENT}
     dubbing = {name: seated.get(name) or run_policy(name, game, device, base) for name in names}

@@ -13,7 +13,7 @@ again, without the runs.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,7 +25,7 @@ from envs.human_dond import read_split
 from experiments.launch.command import command
 from experiments.launch.terminal import say
 from experiments.setup.config import cast_of
-from experiments.setup.players import style_of
+from experiments.setup.players import style_of, told_in
 from experiments.setup.select import selected
 from experiments.setup.stages import Stage, base_folder, stages_of
 from experiments.studies.cells import Workspace, begin, check_play, compute, with_room
@@ -42,6 +42,7 @@ from marl.agents.model import PlayConfig, model_agent
 from marl.common.errors import UserError, check_writable
 from marl.common.files import digest, reading
 from marl.decoding.memory import Slots
+from marl.intents.agent import ACTION, told_agent
 from marl.metrics.drift import likelihood, retold, talk_drift
 from marl.metrics.games import dond_metrics
 from marl.metrics.negotiation import READING, Reading, human_talk, read_talk, talk_of
@@ -156,6 +157,8 @@ def subjects_of(run: Path, cfg: DictConfig) -> list[Subject]:
         "dialogues": dialogues,
         "reading": READING,
     }
+    if told := told_in(config["algo"]):
+        settings["told"] = {"action": folder_digest(Path(told["intents"]) / ACTION), "settings": asdict(told["cicero"])}
     return [
         Subject(run, card["arm"], card["seeds"][0], config, stage, people, {"policy": stage.digest, **settings})
         for stage in stages_of(run, learners[0])
@@ -189,6 +192,8 @@ def measure(subject: Subject, cfg: DictConfig, workspace: Workspace) -> Metrics:
     )
     limits = with_room(limits, [Slots.of(policy.lm.config, limits.context, 2)], workspace.device)
     agent = model_agent(SPEAKER, policy, limits, 2, temperature)
+    if told := told_in(algo):
+        agent = told_agent(SPEAKER, policy, limits, 2, temperature, Path(told["intents"]), told["cicero"])
     drawn = draw_games(cfg.seed, EVALUATION, count=cfg.games)
     episodes = rollout(drawn, everyone(agent), env_maker(env), limits.concurrency, workspace.bar.advance)
     found = dond_metrics(episodes, float(env["objective"]), rng) | talk_metrics(episodes, rng)

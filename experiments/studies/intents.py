@@ -14,6 +14,7 @@ Writes `table.csv`, `figure.svg`, `cards.jsonl` (a line a seed), `control.csv` (
 
 import functools
 import math
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -119,23 +120,25 @@ def of_seed(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Fi
     """All figures of one seed, of which each part is measured once and kept."""
     models = {name: folder_digest(folder) for name, folder in made.folders.items()}
     about = {"models": models, "split": cfg.split}
-    spoil = {"nonsense": dict(cfg.nonsense), "rate": cfg.filter_rate, **about}
-    folder = place.cells / f"nonsense-s{made.seed}-{digest(spoil)[:8]}"
-    recalls = kept(folder.with_suffix(".json"), lambda: nonsense(made, cfg, folder))
-    ensemble = Ensemble.load(folder)
+    ensemble, figures = None, {}
+    if cfg.games:
+        spoil = {"nonsense": dict(cfg.nonsense), "rate": cfg.filter_rate, **about}
+        folder = place.cells / f"nonsense-s{made.seed}-{digest(spoil)[:8]}"
+        figures = kept(folder.with_suffix(".json"), lambda: nonsense(made, cfg, folder))
+        ensemble = Ensemble.load(folder)
     save_players(made, ensemble, Path(cfg.runs))
     found = {(arm, "intent/correspondence"): each for arm, each in annotation(made, place).items()}
     control = digest({"control": cfg.control, **about})[:8]
     for arm in cfg.arms:
         path = place.cells / f"dialogue-{arm}-s{made.seed}-{control}.json"
         found |= kept(path, functools.partial(dialogue, made, arm, cfg, place))
-    if not made.seed:
+    if not made.seed and "both" in cfg.arms:
         path = place.cells / f"situations-{digest({'most': SITUATIONS, **about})[:8]}.json"
         if not path.exists():
             write_json(path, {"rows": situations(made)})
         columns = ("place", "intent_is", "counts", "intent", "heard", "human", "message")
         write_csv(place.out / "situations.csv", columns, read_json(path)["rows"])
-    return {**found, **recalls, **play(made, ensemble, cfg, spec, place)}
+    return {**found, **figures, **(play(made, ensemble, cfg, spec, place) if ensemble else {})}
 
 
 def card(made: Made, figures: Figures, cfg: DictConfig) -> dict[str, Any]:
@@ -153,17 +156,19 @@ def card(made: Made, figures: Figures, cfg: DictConfig) -> dict[str, Any]:
 
 def check(cfg: DictConfig) -> None:
     """Refuses bad settings of this command."""
-    check_play(cfg)
+    check_play(cfg, least=0)
     if cfg.split not in ("val", "test"):
         raise UserError(f"split={cfg.split}: must be val or test; models learn from the others")
     for arm in cfg.arms:
         if arm not in ARMS:
             raise UserError(f"arms: {arm} must be one of {', '.join(ARMS)}")
-    if not {"state", "both"} <= {*cfg.arms}:
+    if cfg.games and not {"state", "both"} <= {*cfg.arms}:
         raise UserError(f"arms={list(cfg.arms)}: games need the arms state and both. Add them")
     for seed in cfg.seeds:
         check_count(seed, "seeds", 0)
-    for name in ("rounds", "action_epochs", "epochs", "own_epochs", "control", "scripted_games"):
+    for name in ("action_epochs", "epochs"):
+        check_count(cfg[name], name, 0)
+    for name in ("rounds", "own_epochs", "control", "scripted_games"):
         check_count(cfg[name], name)
 
 
@@ -201,11 +206,16 @@ def make_models(seed: int, data: str, cfg: DictConfig, spec: PlaySpec, place: Wo
         say(f"action model of all seeds, round {number + 1} of {cfg.rounds}: {folder}")
         origin = action_model(spec.model, shared, train_env, data, folder, start=origin, start_digest=start, **how)
         start = folder_digest(folder)
-    acts = replace(base, epochs=cfg.action_epochs, learning_rate=cfg.action_learning_rate)
-    folders = {ACTION: cache / f"intents-action-s{seed}-{digest({'start': start, 'base': asdict(acts)})[:8]}"}
-    action = action_model(spec.model, acts, train_env, data, folders[ACTION], start=origin, start_digest=start, **how)
+    assert origin is not None
+    action, folders = origin, {ACTION: folder}
+    if cfg.action_epochs:
+        acts = replace(base, epochs=cfg.action_epochs, learning_rate=cfg.action_learning_rate)
+        folders = {ACTION: cache / f"intents-action-s{seed}-{digest({'start': start, 'base': asdict(acts)})[:8]}"}
+        action = action_model(
+            spec.model, acts, train_env, data, folders[ACTION], start=origin, start_digest=start, **how
+        )
     start = folder_digest(folders[ACTION])
-    later = replace(base, epochs=cfg.epochs, learning_rate=cfg.learning_rate, human_games=cfg.human_games)
+    later = replace(base, epochs=max(cfg.epochs, 1), learning_rate=cfg.learning_rate, human_games=cfg.human_games)
     own = replace(later, epochs=cfg.own_epochs)
     learned = place.cells / f"intents-train-{digest({'start': start, 'base': asdict(later)})[:8]}.json"
     say(f"seed {seed}: annotating the training dialogues")
@@ -216,12 +226,16 @@ def make_models(seed: int, data: str, cfg: DictConfig, spec: PlaySpec, place: Wo
     say(f"seed {seed}: dialogue models")
     models: dict[str, Policy] = {}
     first = (action, start, later)  # what all arms have in common, and what each then learns by itself
-    for arm in (MIXED, *cfg.arms):
-        begun, begun_digest, learns = first if arm == MIXED else (models[MIXED], folder_digest(folders[MIXED]), own)
+    for arm in (*([MIXED] if cfg.epochs else []), *cfg.arms):
+        begun, begun_digest, learns = first
+        if arm != MIXED:
+            learns = own
+            begun, begun_digest = (models[MIXED], folder_digest(folders[MIXED])) if cfg.epochs else first[:2]
         settings = {"start": begun_digest, "base": asdict(learns)}
         folders[arm] = cache / f"intents-{arm}-s{seed}-{digest(settings)[:8]}"
         models[arm] = dialogue_model(arm, begun, begun_digest, taught, learns, train_env, data, folders[arm], **how)
-    del models[MIXED], folders[MIXED]
+    for each in (models, folders):
+        each.pop(MIXED, None)
     return Made(seed, {**spec.env, "split": "test"}, data, action, views, intents, models, folders)
 
 
@@ -262,15 +276,18 @@ def read_views(data: str, split: Any) -> list[Any]:
     return list(read_split(data, split).usable)
 
 
-def save_players(made: Made, ensemble: Ensemble, runs: Path) -> None:
-    """Writes a folder for each arm, to be played as `RUNS/intents-ARM-sSEED+cicero`."""
+def save_players(made: Made, ensemble: Ensemble | None, runs: Path) -> None:
+    """Writes a folder for each arm, to be played as `RUNS/intents-ARM-sSEED+cicero`; without an ensemble, with
+    `cicero.nonsense=0`."""
     for arm in made.dialogue:
         folder = runs / f"intents-{arm}-s{made.seed}"
         folder.mkdir(parents=True, exist_ok=True)
         for name, source in ((DIALOGUE, made.folders[arm]), (ACTION, made.folders[ACTION])):
             if not (folder / name).exists() or folder_digest(folder / name) != folder_digest(source):
                 copy_folder(source, folder / name)
-        ensemble.save(folder / NONSENSE)
+        shutil.rmtree(folder / NONSENSE, ignore_errors=True)  # another study's reads another action model
+        if ensemble:
+            ensemble.save(folder / NONSENSE)
         write_json(folder / PARTS, {"arm": arm, "seed": made.seed})
 
 
@@ -483,7 +500,7 @@ def draw(rows: Sequence[TableRow], path: Path) -> None:
         "nonsense caught": [r for r in rows if r.metric.startswith("filter/recall/") and r.arm == HEADS],
         "score": [r for r in rows if r.metric == "game/score" and not {"v", "-"} & {*r.arm.split()}],
     }
-    draw_panels(panels, path)
+    draw_panels({title: own for title, own in panels.items() if own}, path)
 
 
 def draw_panels(panels: Mapping[str, Sequence[TableRow]], path: Path) -> None:

@@ -8,11 +8,13 @@ the base comes from, evaluation, checkpoints.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from marl.agents.model import ModelAgent, model_agent
 from marl.algorithms.filtered_bc import KEEPS, competitive, select
 from marl.algorithms.training import TrainConfig, Training
 from marl.common.errors import UserError
+from marl.intents.agent import told_agent
 from marl.learning.advantages import Credit, add_advantages
 from marl.learning.batch import collate, rows_of
 from marl.learning.estimators import ESTIMATORS, GROUPED, Baselines
@@ -30,7 +32,8 @@ class PPOConfig(TrainConfig):
     learns while the other stands still (0: both always). `planner`: how plans are made for a loss that reads them; they
     are noted beside the policy's own samples, which are played.
     `advantage`: gae, with a critic, or one of `learning/estimators/`. `group`: plays of each start, among the `games`.
-    `scale`: whether grpo divides by the group's standard deviation.
+    `scale`: whether grpo divides by the group's standard deviation. `intents`: a folder of
+    `experiments.studies.intents`, whose action model plans what learners read before each reply; None: no intents.
     """
 
     anneal_lr: bool = True  # the learning rate falls linearly to 0 over the iterations
@@ -39,6 +42,7 @@ class PPOConfig(TrainConfig):
     advantage: str = "gae"
     group: int = 1
     scale: bool = True
+    intents: str | None = None
     credit: Credit = field(default_factory=Credit)
     planner: PlannerConfig = field(default_factory=lambda: PlannerConfig(choose="own"))
 
@@ -105,8 +109,12 @@ def train_ppo(training: Training, config: PPOConfig) -> None:
 
 
 def player(learner: Learner, training: Training, config: PPOConfig) -> ModelAgent:
-    """Makes a learner's player; if a loss reads plans, one that plays the same and notes what it would have planned."""
+    """Makes a learner's player: one that is told intents, or if a loss reads plans, one that plays the same as without
+    and notes what it would have planned."""
     seats = training.seats(learner)
+    if config.intents:
+        folder, how = Path(config.intents), config.cicero
+        return told_agent(learner.name, learner.policy, config, seats, config.temperature, folder, how)
     if not any_reads(training.losses, "planned"):
         return model_agent(learner.name, learner.policy, config, seats, config.temperature)
     return planning_agent(

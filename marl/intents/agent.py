@@ -22,7 +22,7 @@ from envs.dond import replies as dond_replies
 from envs.dond import rules as dond_rules
 from envs.dond import texts as dond_texts
 from marl.agents.base import Key, Reply, Request
-from marl.agents.model import ModelSeat
+from marl.agents.model import ModelSeat, PlayConfig, room
 from marl.common.errors import UserError
 from marl.common.files import read_json
 from marl.intents import filters
@@ -30,7 +30,7 @@ from marl.intents.among_us import TableConfig
 from marl.intents.claims import ClaimReader
 from marl.intents.draws import Draw, shown
 from marl.intents.nonsense import Ensemble, features
-from marl.intents.streams import ARMS, Intent, agreeing_end, intent_text, opening_of, said
+from marl.intents.streams import ARMS, TOLD, Intent, agreeing_end, intent_text, opening_of, said
 from marl.intents.talker import Talker
 from marl.model.policy import Policy
 from marl.model.tokens import StreamWriter, Tokens
@@ -149,7 +149,7 @@ class CiceroAgent(Talker[Mind], PlanningAgent):
             name, parts.dialogue, PlannerConfig(), game, context=context, temperature=temperature or 0.01,
             slots=slots + config.draws, **limits,
         )  # fmt: skip
-        self.parts, self.cicero, self.tells = parts, config, parts.arm in ("intent", "both")
+        self.parts, self.cicero, self.tells = parts, config, parts.arm in TOLD
         self.claims = ClaimReader(parts.action, context)
         self.counts: Counter[str] = Counter()
         self._minds: dict[Key, Mind] = {}
@@ -298,6 +298,24 @@ class CiceroAgent(Talker[Mind], PlanningAgent):
         for key in keys:
             self._minds.pop(key, None)
         return super().finish(keys)
+
+
+class ToldAgent(CiceroAgent):
+    """A learner that reads a planned intent before each of its replies: words and claims are its own samples."""
+
+    def _reply(self, key: Key, seat: ModelSeat) -> Reply:
+        return self._noted(key, seat, thoughts_of(self._minds.pop(key).intent, ()), None)
+
+
+def told_agent(
+    name: str, policy: Policy, limits: PlayConfig, seats: int, temperature: float, folder: Path, config: CiceroConfig,
+) -> ToldAgent:  # fmt: skip
+    """A policy whose intents are planned by the frozen action model of a player's `folder` (`Parts`)."""
+    parts = Parts.load(folder, policy.device, policy)
+    if parts.arm not in TOLD:
+        raise UserError(f"algo.intents={folder}: its model is told no intent (arm {parts.arm}). Name one of {TOLD}")
+    unfiltered = replace(config, nonsense=0.0, candidates=1, draws=1)
+    return ToldAgent(name, parts, unfiltered, "dond", **room(limits, seats, temperature))
 
 
 def thoughts_of(intent: Intent, drawn: Sequence[Draw]) -> str:

@@ -20,6 +20,7 @@ from marl.pretraining.corpus import Steps
 from marl.types import Kind
 
 ARMS = ("none", "state", "intent", "both")
+TOLD = ("intent", "both")  # arms whose models are told intents
 HIDDEN: Triple = (0, 0, 0)  # stands for values that a model is not to know
 AGREE = "deal"  # the words of the injected end
 
@@ -59,13 +60,13 @@ def grounded(steps: Sequence[Step], arm: str, intents: Sequence[Intent]) -> Step
     replies = 0
     for number, step in enumerate(steps):
         if step[0] == "reply":
-            if arm in ("intent", "both"):
+            if arm in TOLD:
                 found.append(("tell", intent_text(intents[replies])))
             replies += 1
             found.append(step)
         else:
             found.append(("observe", opening_of(step[1], arm) if number == 0 else step[1], step[2]))
-    assert arm in ("none", "state") or replies == len(intents), (replies, intents)
+    assert arm not in TOLD or replies == len(intents), (replies, intents)
     return found
 
 

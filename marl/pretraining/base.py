@@ -51,9 +51,13 @@ def base_policy(
     progress: Progress = lambda what, done, total: None,
     report: Report = print,
 ) -> tuple[Policy, Path | None]:
-    """The base, from the cache if it is there, and its folder (None for an untouched `transformers` model). `kept`: a
-    folder that may hold a copy, which goes back into the cache instead of training again."""
+    """The base, from the cache if it is there, and its folder (None for an untouched `transformers` model; of a policy
+    that was trained here, its own). `kept`: a folder that may hold a copy, which goes back into the cache instead of
+    training again."""
     if model.kind == "hf" and base.data == "none":
+        saved = Path(model.name)
+        if (saved / "policy.json").is_file():  # a policy of this project, with its critic
+            return load_policy(saved, device, privileged_size, dtype=model.dtype), saved
         policy = pretrained(model.name, privileged_size, seed=base.seed, dtype=model.dtype).to(device).eval()
         read_questions(policy.tokens, policy.lm, model.questions)
         return policy, None

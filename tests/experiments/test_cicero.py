@@ -5,14 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from experiments import evaluate
-from experiments.setup.players import check_players, model_player, more_slots, played_as
+from experiments import evaluate, train
+from experiments.setup.players import check_intents, check_players, model_player, more_slots, played_as
 from experiments.setup.spec import run_spec
-from experiments.studies import intents
+from experiments.setup.work import Work
+from experiments.studies import conditions, drift, intents
 from marl.agents.model import PlayConfig
+from marl.algorithms.ppo import PPOConfig
 from marl.common.errors import UserError
 from marl.common.files import csv_rows, write_json
-from marl.intents.agent import ACTION, DIALOGUE, PARTS, CiceroAgent, CiceroConfig, Parts
+from marl.intents.agent import ACTION, CICERO, DIALOGUE, NONSENSE, PARTS, CiceroAgent, CiceroConfig, Parts
 from marl.intents.corruptions import KINDS
 from marl.intents.filters import ORDER
 from marl.metrics.stats import rate
@@ -20,7 +22,9 @@ from marl.metrics.wording import wording
 from marl.planning.planner import PlannerConfig
 from marl.rollout.cast import Seats
 from marl.rollout.games import env_maker
+from marl.rollout.rollout import rollout
 from marl.storage.checkpoint import folder_digest, save_policy
+from marl.types import Episode
 from tests.composing import configure
 from tests.marl.intents.test_filters import ensemble
 from tests.marl.planners import negotiator
@@ -69,6 +73,34 @@ def test_settings_of_a_training_run_reach_its_cast(player: str, tmp_path: Path) 
     assert spec.hash != run_spec(configure("train", f"runs={tmp_path}", *seat)).hash
     with pytest.raises(UserError, match=r"algo\.cicero\.candidates=8: must be at least 1, and at most draws=3"):
         run_spec(configure("train", f"runs={tmp_path}", *more, "algo.cicero.draws=3"))
+
+
+def test_a_learner_is_told_intents_from_the_command_line(
+    player: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In training, in evaluation, the base in its seats too, and in studies; a run without them is the one it was."""
+    folder, small = player.removesuffix(CICERO), ("algo.iterations=1", "algo.games=2", "env.max_entries=4", "threads=1")
+    how = (*small, "eval.games=0", "eval.final_games=2", "progress=false", "device=cpu", f"runs={tmp_path}")
+    how = (*how, "model.kind=hf", f"model.name={folder}/{DIALOGUE}", "base.data=none", "+cicero@algo.cicero=default")
+    run = train.main(configure("train", *how, f"algo.intents={folder}", "algo.cicero.plan.iterations=2"))
+    for name in ("base", "trained"):
+        games = [json.loads(line) for line in (run / "episodes" / f"{name}.jsonl").read_text().splitlines()]
+        assert all(turn["thoughts"].startswith("intent: ") for game in games for turn in game["turns"])
+    inputs = json.loads((run / "run.json").read_text())["inputs"]
+    assert inputs[f"algo.intents={folder}"] == folder_digest(Path(folder) / ACTION)
+    play, seen = (f"runs={tmp_path}", "games=2", "threads=1", "device=cpu", "progress=false"), list[Episode]()
+    for study, more in ((conditions, ("comparison=dond_talk", "talk=2")), (drift, [f"human={folder}/{DIALOGUE}"])):
+        noting = lambda *how: seen.extend(found := rollout(*how)) or found  # noqa: E731
+        monkeypatch.setattr(study, "rollout", noting)
+        study.main(configure(study.__name__.rpartition(".")[2], *play, "select=dond-*", *more))
+        assert seen and all(turn.thoughts.startswith("intent: ") for game in seen for turn in game.turns)
+        seen.clear()
+    plain = run_spec(configure("train", *how))
+    assert "intents" not in plain.identity["algo"] and plain.folder != run
+    with pytest.raises(UserError, match="no intents were trained here"):
+        Work.of(run_spec(configure("train", *how, f"algo.intents={tmp_path}")))
+    with pytest.raises(UserError, match=r"learners of env\.game=among_us are told none"):
+        check_intents(PPOConfig(intents=folder), "among_us")
 
 
 def test_players_of_another_study_replace_those_that_are_there(tmp_path: Path) -> None:
@@ -163,3 +195,9 @@ def test_the_study_goes_from_dialogues_to_a_table(
     intents.main(configure("intents", *small))
     assert (tmp_path / "out" / "table.csv").read_text() == first
     assert csv_rows(tmp_path / "out" / "situations.csv") == told
+    monkeypatch.undo()
+    shorter = ("games=0", "action_epochs=0", "epochs=0", "arms=[both]", f"publish={tmp_path / 'words'}")
+    intents.main(configure("intents", *small, *shorter))
+    words = {row["metric"] for row in csv_rows(tmp_path / "words" / "table.csv")}
+    assert "intent/stated" in words and not any(name.startswith(("game/", "filter/")) for name in words)
+    assert not (tmp_path / "intents-both-s0" / NONSENSE).exists()

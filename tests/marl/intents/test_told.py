@@ -1,0 +1,142 @@
+"""A learner that is told intents: they stand in its stream alone, and PPO scores its own words as they were sampled."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from envs.dond import replies
+from marl.agents.model import ModelAgent, PlayConfig
+from marl.algorithms.ppo import PPOConfig, player, train_ppo
+from marl.algorithms.training import Training
+from marl.common.errors import UserError
+from marl.common.files import write_json
+from marl.intents.agent import ACTION, PARTS, CiceroConfig, Parts, ToldAgent, told_agent
+from marl.intents.streams import Intent, intent_text
+from marl.learning.batch import collate, rows_of
+from marl.learning.config import UpdateConfig
+from marl.learning.forward import forward
+from marl.learning.update import Learner, make_optimizer
+from marl.losses.policy import PolicyLoss
+from marl.losses.value import ValueLoss
+from marl.model.policy import Policy
+from marl.planning.intents import IntentConfig
+from marl.rewards.game import GameReward
+from marl.rollout.cast import Seats
+from marl.rollout.games import env_maker
+from marl.rollout.resampling import resample
+from marl.rollout.rollout import everyone, rollout
+from marl.rollout.seeds import Seeds, draw_games
+from marl.storage.checkpoint import save_policy
+from marl.types import Episode, Kind
+from tests.marl.planners import negotiator
+
+SHORT = env_maker({"game": "dond", "style": "compact", "objective": 1.0, "max_entries": 6})
+HOW = CiceroConfig(plan=IntentConfig(iterations=3))
+LIMITS: dict[str, Any] = {"games": 3, "concurrency": 3, "max_new_tokens": 24, "context": 1024}
+
+
+def told() -> ToldAgent:
+    policy = negotiator()
+    parts = Parts("both", policy, policy, None)
+    unfiltered = CiceroConfig(nonsense=0.0, candidates=1, draws=1, plan=HOW.plan)
+    limits = {"slots": 6, "context": 1024, "max_new_tokens": 24, "temperature": 0.5}
+    return ToldAgent("told", parts, unfiltered, "dond", **limits)
+
+
+@cache
+def played() -> tuple[Episode, ...]:
+    """Games of a learner that is told intents with one that isn't."""
+    agent, plain = told(), ModelAgent("plain", negotiator(), slots=4, context=1024, max_new_tokens=24, temperature=0.5)
+    cast = {"player_0": agent, "player_1": plain}
+    return tuple(rollout(draw_games(5, 5, count=3), lambda game, env: cast, SHORT, 3))
+
+
+def folder_of(tmp_path: Path, arm: str = "both") -> Path:
+    """A player's folder as the study writes it, without what a learner has no use for."""
+    save_policy(tmp_path / ACTION, negotiator(), {"game": "dond"})
+    write_json(tmp_path / PARTS, {"arm": arm})
+    return tmp_path
+
+
+def planned(thoughts: str) -> Intent:
+    """The intent that a transcript shows."""
+    own, partner = thoughts.removeprefix("intent: ").removesuffix(" for my partner").split(" for me, ")
+    read = [tuple(map(int, claim.split())) for claim in (own, partner)]
+    return Intent(read[0], read[1])  # type: ignore[arg-type]
+
+
+def test_an_intent_stands_right_before_each_own_reply_and_nowhere_else() -> None:
+    tokens = negotiator().tokens
+    for episode in played():
+        own = [turn for turn in episode.turns if turn.agent == "player_0"]
+        assert own
+        stream, other = episode.streams["player_0"], episode.streams["player_1"]
+        for turn in own:
+            text = tokens.encode(intent_text(planned(turn.thoughts)))
+            before = slice(turn.start - 1 - len(text), turn.start - 1)  # the cue stands between
+            assert stream.tokens[before] == text and {*stream.kinds[before]} == {Kind.QUESTION}
+        assert tokens.decode(stream.tokens).count("me ") >= len(own)
+        assert not any(turn.thoughts for turn in episode.turns if turn.agent == "player_1")
+        assert all(kind != Kind.QUESTION or token in tokens.encode("<books?><hats?><balls?>")
+                   for kind, token in zip(other.kinds, other.tokens, strict=True))  # fmt: skip
+
+
+def test_claims_are_the_learners_own_samples() -> None:
+    """A planned claim would be written over the sample, with log-probabilities of 0."""
+    own = [turn for episode in played() for turn in episode.turns if turn.agent == "player_0"]
+    proposals = [turn for turn in own if turn.text.startswith(replies.PROPOSE)]
+    assert proposals and all(turn.planned is None for turn in own)
+    assert all(len(turn.logprobs) == len(turn.reply_ids) and any(turn.logprobs) for turn in proposals)
+
+
+def test_what_was_sampled_under_an_intent_is_what_is_scored() -> None:
+    batch = collate(rows_of([*played()], {"told"}), {})
+    with torch.no_grad():
+        found = forward(negotiator(), batch, 0.5, {"reply": False}).logprobs
+    assert batch.reply.sum() > 50
+    assert float((found - batch.logprobs)[batch.reply].abs().max()) < 1e-4
+
+
+def test_resampled_messages_are_drawn_under_the_same_intents() -> None:
+    """`repeat` plans again what was planned: else the stream would not be the one that is continued."""
+    agent = told()
+    episodes = rollout(draw_games(7, 7, count=2), everyone(agent), SHORT, 3)
+    again = resample(episodes, SHORT, {"told": agent}, {"told"}, 2)
+    assert any(turn.instead for episode in again for turn in episode.turns)
+    assert not agent._minds
+
+
+def test_training_moves_the_learner_and_not_the_action_model(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    before = (folder / ACTION / "model.safetensors").read_bytes()
+    policy: Policy = copy.deepcopy(negotiator())
+    learner = Learner("learner", policy, negotiator(), make_optimizer(policy, UpdateConfig(learning_rate=1e-2)))
+    seen: list[Episode] = []
+    training = Training(
+        [learner], "dond", SHORT, {"negotiator": Seats("learner")}, {}, {"game": GameReward(weight=1.0)},
+        {"policy": PolicyLoss(weight=1.0), "value": ValueLoss(weight=0.5)}, Seeds(0, None, 0),
+        lambda number, found, episodes: seen.extend(episodes),
+    )  # fmt: skip
+    train_ppo(training, PPOConfig(iterations=1, intents=str(folder), cicero=HOW, **LIMITS))
+    assert all(turn.thoughts.startswith("intent: ") for episode in seen for turn in episode.turns)
+    moved = [not torch.equal(a, b) for a, b in zip(policy.parameters(), negotiator().parameters(), strict=True)]
+    assert any(moved) and (folder / ACTION / "model.safetensors").read_bytes() == before
+
+
+def test_without_intents_the_player_is_a_plain_one() -> None:
+    learner = Learner("learner", negotiator(), None, torch.optim.SGD(negotiator().parameters(), lr=0.0))
+    training = Training(
+        [learner], "dond", SHORT, {"negotiator": Seats("learner")}, {}, {}, {}, Seeds(0, None, 0), lambda *a: None
+    )  # fmt: skip
+    assert type(player(learner, training, PPOConfig(**LIMITS))) is ModelAgent
+
+
+def test_a_folder_whose_model_reads_no_intents_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is told no intent"):
+        told_agent("t", negotiator(), PlayConfig(**LIMITS), 2, 1.0, folder_of(tmp_path, "state"), HOW)
