@@ -170,8 +170,11 @@ class CiceroAgent(Talker[Mind], PlanningAgent):
     def _observe(self, r: Request) -> ModelSeat:
         if r.key not in self._openings:
             self._openings[r.key] = r.text  # the true one, which plans are made from
-            r = replace(r, text=opening_of(r.text, self.parts.arm))
+            r = replace(r, text=self.opening(r.text))
         return super()._observe(r)
+
+    def opening(self, text: str) -> str:
+        return opening_of(text, self.parts.arm)
 
     def _tell(self, key: Key, seat: ModelSeat) -> None:
         """Plans, and tells the dialogue model its intent."""
