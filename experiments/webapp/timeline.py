@@ -12,8 +12,10 @@ def timeline_of(transcript: Transcript) -> View:
     """Collects the moments of a game, each with its `title` and `text`, and `mark`, the message's place on the page.
 
     `bars`: the answers to each belief question of a listener, of which `truth` are right; a moment's `beliefs` are
-    pairs of a bar's number and its probabilities. `asked`: what the bars are about, in words. In Among Us a moment also has the room of everybody (`at`) and of
-    the `bodies`, by name and number of the room, row by row from the north; and what each `saw`.
+    pairs of a bar's number and its probabilities. `asked`: what the bars are about, in words.
+
+    In Among Us a moment also has the room of everybody (`at`) and of the `bodies`, by name and number of the room, row
+    by row from the north; and what each `saw`.
     """
     facts = transcript["facts"]
     among_us = is_among_us(transcript)
