@@ -312,13 +312,14 @@ class ToldAgent(CiceroAgent):
 
 def told_agent(
     name: str, policy: Policy, limits: PlayConfig, seats: int, temperature: float, folder: Path, config: CiceroConfig,
+    style: str | None = None,
 ) -> ToldAgent:  # fmt: skip
     """A policy whose intents are planned by the frozen action model of a player's `folder` (`Parts`)."""
     parts = Parts.load(folder, policy.device, policy)
     if parts.arm not in TOLD:
         raise UserError(f"algo.intents={folder}: its model is told no intent (arm {parts.arm}). Name one of {TOLD}")
     unfiltered = replace(config, nonsense=0.0, candidates=1, draws=1)
-    return ToldAgent(name, parts, unfiltered, "dond", **room(limits, seats, temperature))
+    return ToldAgent(name, parts, unfiltered, "dond", style=style, **room(limits, seats, temperature))
 
 
 def thoughts_of(intent: Intent, drawn: Sequence[Draw]) -> str:
