@@ -11,18 +11,22 @@ import pytest
 import marl
 from envs import dond_v0 as dond
 from envs.core import END
+from envs.human_dond import replay
 from experiments.webapp.timeline import timeline_of
 from marl.agents.model import ModelAgent
 from marl.agents.scripted.dond import make_player
 from marl.agents.text import TextAgent
+from marl.learning.batch import collate
 from marl.metrics.beliefs import belief_metrics
 from marl.metrics.claims import claims_of, credulity
 from marl.metrics.messages import message_metrics
+from marl.pretraining.corpus import human_row
 from marl.report.transcripts import episode_from_json, episode_to_json
 from marl.rollout.games import env_maker, without_later
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import draw_games
 from tests.composing import DOND
+from tests.marl.intents.test_annotation import view
 from tests.marl.planners import negotiator
 
 START = {"counts": (1, 2, 3), "values": ((0, 2, 2), (1, 3, 1)), "first": 0}
@@ -99,6 +103,14 @@ def test_what_reads_beliefs_does_not_take_claims_for_values() -> None:
         assert [b.question for b in again.beliefs] == [b.question for b in episode.beliefs]
         assert "belief/prior_log_loss" not in belief_metrics([again], np.random.default_rng(0))
         assert not episode.beliefs or timeline_of(written)["asked"] == "the other will claim"
+
+
+def test_a_persons_dialogue_is_read_without_answers() -> None:
+    """Studies of runs that were asked about claims read people's dialogues as those runs read games."""
+    steps = replay(view("i want the balls", "deal"), dond.parallel_env(style="compact", questions="claims"))
+    episode, agent = human_row(steps, negotiator().tokens, 0)
+    assert any(questions for what, *_, questions in steps if what == "observe") and not episode.beliefs
+    assert collate([(episode, agent)], {}).reply.sum() > 0
 
 
 def test_a_run_learns_from_them_and_pays_for_them(tmp_path: Path) -> None:

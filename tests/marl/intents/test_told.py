@@ -24,6 +24,7 @@ from marl.learning.forward import forward
 from marl.learning.update import Learner, make_optimizer
 from marl.losses.policy import PolicyLoss
 from marl.losses.value import ValueLoss
+from marl.metrics.messages import message_metrics
 from marl.model.policy import Policy
 from marl.planning.intents import IntentConfig
 from marl.rewards.game import GameReward
@@ -110,6 +111,14 @@ def test_resampled_messages_are_drawn_under_the_same_intents() -> None:
     again = resample(episodes, SHORT, {"told": agent}, {"told"}, 2)
     assert any(turn.instead for episode in again for turn in episode.turns)
     assert not agent._minds
+
+
+def test_what_messages_tell_of_values_is_not_measured_under_intents() -> None:
+    """With other values the intents in the stream would be others, too."""
+    agents = {"told": told(), "plain": ModelAgent("plain", negotiator(), slots=4, context=1024, max_new_tokens=24)}
+    settings = {"game": "dond", "style": "compact", "objective": 1.0, "max_entries": 6}
+    found, _, effects = message_metrics(played(), settings, agents, {"told"}, 1)
+    assert effects and not any(name.startswith(("talk/said", "talk/heard", "talk/claim/")) for name in found)
 
 
 @pytest.mark.parametrize("arm", ["both", "intent"])
