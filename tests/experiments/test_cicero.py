@@ -96,6 +96,9 @@ def test_a_learner_is_told_intents_from_the_command_line(
         study.main(configure(study.__name__.rpartition(".")[2], *play, "select=dond-*", *more))
         assert seen and all(turn.thoughts.startswith("intent: ") for game in seen for turn in game.turns)
         seen.clear()
+    planned = ("comparison=dond_talk", "+conditions.planned={planner: {belief: prior}}", f"publish={tmp_path / 'p'}")
+    with pytest.raises(UserError, match=r"conditions\.planned: .* its learners are told intents"):
+        conditions.main(configure("conditions", *play, "select=dond-*", *planned))
     evaluate.main(configure("evaluate", f"players=[{run}]", f"out={tmp_path / 'again'}", *play[1:]))
     again = [json.loads(line) for line in (tmp_path / "again/episodes.jsonl").read_text().splitlines()]
     assert all(turn["thoughts"].startswith("intent: ") for game in again for turn in game["turns"])
