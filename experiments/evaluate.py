@@ -127,7 +127,8 @@ def main(cfg: DictConfig) -> None:
         write_table(Path(cfg.out) / "table.csv", table)
     show(conditions, {label: episode_to_json(episodes[0])})
     if entries:
-        say("\nbelief after so many messages, beside the exact prior without any talk")
+        prior = any("prior_log_loss" in entry for entry in entries)
+        say("\nbelief after so many messages" + ", beside the exact prior without any talk" * prior)
         say(by_message_table(entries))
     if spec.chat:
         say(f"\n{spec.chat.summary()}")

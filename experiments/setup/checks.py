@@ -77,6 +77,21 @@ def check_losses(spec: RunSpec) -> None:
         )
 
 
+def check_intents_are_read(spec: RunSpec) -> None:
+    """Refuses what learners that are told intents (`algo.intents`) would ignore, or cannot be told them with."""
+    told = getattr(spec.algo, "intents", None)
+    if not told:
+        return
+    if any_reads(spec.losses, "planned"):
+        raise UserError(f"loss.plan: with algo.intents={told} no claim is planned. Drop one of them.")
+    for name, value in (("questions", "values"), ("format", "free")):
+        if (given := spec.env.get(name, value)) != value:
+            raise UserError(f"env.{name}={given}: with algo.intents={told} intents cannot be planned; must be {value}")
+    for role, seats in spec.cast.items():
+        if seats.pool:
+            raise UserError(f"cast.{role}.pool={seats.pool}: past selves are told no intents; must be 0")
+
+
 def check_rewards(spec: RunSpec) -> None:
     """Refuses a reward with a weight that this learner would not learn from."""
     for name, reward in spec.rewards.items():

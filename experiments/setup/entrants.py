@@ -161,10 +161,16 @@ def as_in_runs(cfg: DictConfig, names: Sequence[str]) -> DictConfig:
     in a setting of which the command line says nothing, styles apart, and where it asks for another game, model or
     base than a run's.
     """
+    cfg = evaluated_as(cfg, names)
     talkers = [name for name in names if name.endswith(CICERO) and is_run(name)]
-    if talkers:
-        context = min(cfg.algo.context, *(longest_stream(player_config(name)) for name in talkers))
-        cfg = OmegaConf.create({**cfg, "algo": {**cfg.algo, "context": context}})
+    if not talkers:
+        return cfg
+    context = min(cfg.algo.context, *(longest_stream(player_config(name)) for name in talkers))
+    return OmegaConf.create({**cfg, "algo": {**cfg.algo, "context": context}})
+
+
+def evaluated_as(cfg: DictConfig, names: Sequence[str]) -> DictConfig:
+    """Returns what `as_in_runs` does, with `algo.context` as the runs or the command line have it."""
     given: list[str] = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
     own = OmegaConf.from_dotlist([o for o in given if o.startswith(("env.", "cast.", "algo."))])
     runs: dict[str, DictConfig] = {}

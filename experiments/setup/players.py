@@ -107,6 +107,8 @@ def more_slots(name: str) -> int:
     """Returns how many cache slots a player takes beside those of its seats, to weigh claims or to draw messages."""
     if name.endswith(CICERO):
         return SLOTS + 8 * MOST + CiceroConfig().draws
+    if told_of(name):
+        return 8 * MOST
     return SLOTS if name.endswith(SUFFIX) else 0
 
 
@@ -182,6 +184,12 @@ def told_in(algo: Mapping[str, Any]) -> dict[str, Any]:
     return {"intents": algo["intents"], "cicero": how} if algo.get("intents") else {}
 
 
+def told_of(name: str) -> dict[str, Any]:
+    """Returns `told_in` of the run that a player's name means; empty if it means none."""
+    run = run_of(name)
+    return told_in(run_settings(run)["algo"]) if (run / CONFIG).is_file() else {}
+
+
 def check_intents(limits: PlayConfig, game: str) -> None:
     """Refuses `algo.intents` in another game, and folders that no study wrote."""
     told = intents_of(limits)
@@ -214,7 +222,8 @@ def model_player(
 ) -> Agent:
     """Makes a language model's player: plain, one that plans (`+plan`), or one that talks with a plan (`+cicero`).
 
-    `name`: as the command names it; `called`: in episodes.
+    A run that learned under intents is told them here, too (`algo.intents`). `name`: as the command names it;
+    `called`: in episodes.
     """
     if name.endswith(CICERO):
         parts = Parts.load(Path(bare(name)), policy.device, policy)
@@ -225,6 +234,9 @@ def model_player(
         return talker(called, parts, cicero, game, style=style, **own)
     if name.endswith(SUFFIX):
         return planning_agent(called, policy, limits, seats, temperature, planner, game, style=style)
+    if told := told_of(name):
+        folder = Path(told["intents"])
+        return told_agent(called, policy, limits, seats, temperature, folder, told["cicero"], style)
     return model_agent(called, policy, limits, seats, temperature, style)
 
 

@@ -15,7 +15,14 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from experiments.setup.checks import check_base_is_read, check_learners, check_losses, check_rewards, check_scripted
+from experiments.setup.checks import (
+    check_base_is_read,
+    check_intents_are_read,
+    check_learners,
+    check_losses,
+    check_rewards,
+    check_scripted,
+)
 from experiments.setup.config import EvalConfig, SeedsConfig, cast_of, make, plain, terms
 from experiments.setup.players import one_run
 from marl.agents.chat import CHAT, ChatAgent, ChatConfig, check_nothing_secret, known_secrets
@@ -77,6 +84,11 @@ class Spec:
         if base.data == "human" and self.env.get("format", "free") != "free":
             raise UserError(
                 f"env.format={self.env['format']}: people's dialogues are in the free form. Take it, or base=scripted."
+            )
+        if base.data == "human" and self.env.get("questions", "values") != "values":
+            raise UserError(
+                f"env.questions={self.env['questions']}: base=human learns to answer questions about values. Take "
+                "values, or base=scripted."
             )
         if base.lessons and base.data == "human":
             raise UserError(
@@ -149,6 +161,7 @@ class RunSpec(Spec):
             )
         check_length(self.folder.name, "name, arm and seed")
         check_losses(self)
+        check_intents_are_read(self)
         check_rewards(self)
         check_base_is_read(self.base)
         check_learners(self)

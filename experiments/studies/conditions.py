@@ -330,6 +330,11 @@ def cell_of(entrant: Entrant, name: str, condition: Condition, cfg: DictConfig, 
             raise UserError(f"planner: env.game={env['game']} has nothing to plan. Leave it out.")
         voices = {role: str(voice) for role, voice in condition.voices.items() if voice is not None}
         check_voices(voices, seating, entrant)
+        if entrant.told and (voices or condition.planner):
+            raise UserError(
+                f"{entrant.run}: its learners are told intents, which voices and planners are not. Leave the condition "
+                "out."
+            )
         temperature = own.temperature if condition.temperature is None else condition.temperature
         if cfg.talk:
             check_talk(cfg.talk, env["game"], voices, temperature)

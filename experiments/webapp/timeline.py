@@ -5,15 +5,17 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from envs.among_us.state import Room
 from marl.metrics.among_us import Meeting, Moves, Sight, room_name, sights
-from marl.report.views import Transcript, View, is_among_us, printable, said, story_of, topic
+from marl.report.views import Transcript, View, is_among_us, is_dond, printable, said, story_of, topic
 
 
 def timeline_of(transcript: Transcript) -> View:
     """Collects the moments of a game, each with its `title` and `text`, and `mark`, the message's place on the page.
 
     `bars`: the answers to each belief question of a listener, of which `truth` are right; a moment's `beliefs` are
-    pairs of a bar's number and its probabilities. In Among Us a moment also has the room of everybody (`at`) and of
-    the `bodies`, by name and number of the room, row by row from the north; and what each `saw`.
+    pairs of a bar's number and its probabilities. `asked`: what the bars are about, in words.
+
+    In Among Us a moment also has the room of everybody (`at`) and of the `bodies`, by name and number of the room, row
+    by row from the north; and what each `saw`.
     """
     facts = transcript["facts"]
     among_us = is_among_us(transcript)
@@ -49,7 +51,14 @@ def timeline_of(transcript: Transcript) -> View:
         moment["beliefs"] = [pair for (who, _), pair in known.items() if who in moment.get("at", (who,))]
     width, height = (int(facts["width"]), int(facts["height"])) if among_us else (0, 0)
     rooms = [room_name((x, y)) for y in range(height) for x in range(width)]
-    return {"width": width, "rooms": rooms, "bars": bars, "moments": moments}
+    return {"width": width, "rooms": rooms, "bars": bars, "moments": moments, "asked": _asked(transcript)}
+
+
+def _asked(transcript: Transcript) -> str:
+    if not is_dond(transcript):
+        return "now"
+    claims = any(question.get("later") for question in transcript["questions"])
+    return "the other will claim" if claims else "an item is worth to the other"
 
 
 def _talk(transcript: Transcript) -> Iterator[View]:

@@ -166,6 +166,10 @@ class ModelAgent:
             seat.lost = True
         return seat
 
+    def opening(self, text: str) -> str:
+        """Returns a seat's first observation as this agent reads it."""
+        return text
+
     def _tell(self, key: Key, seat: ModelSeat) -> None:
         """Appends what the seat alone reads before its reply: nothing, for most agents."""
 

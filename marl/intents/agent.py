@@ -170,8 +170,11 @@ class CiceroAgent(Talker[Mind], PlanningAgent):
     def _observe(self, r: Request) -> ModelSeat:
         if r.key not in self._openings:
             self._openings[r.key] = r.text  # the true one, which plans are made from
-            r = replace(r, text=opening_of(r.text, self.parts.arm))
+            r = replace(r, text=self.opening(r.text))
         return super()._observe(r)
+
+    def opening(self, text: str) -> str:
+        return opening_of(text, self.parts.arm)
 
     def _tell(self, key: Key, seat: ModelSeat) -> None:
         """Plans, and tells the dialogue model its intent."""
@@ -309,13 +312,14 @@ class ToldAgent(CiceroAgent):
 
 def told_agent(
     name: str, policy: Policy, limits: PlayConfig, seats: int, temperature: float, folder: Path, config: CiceroConfig,
+    style: str | None = None,
 ) -> ToldAgent:  # fmt: skip
     """A policy whose intents are planned by the frozen action model of a player's `folder` (`Parts`)."""
     parts = Parts.load(folder, policy.device, policy)
     if parts.arm not in TOLD:
         raise UserError(f"algo.intents={folder}: its model is told no intent (arm {parts.arm}). Name one of {TOLD}")
     unfiltered = replace(config, nonsense=0.0, candidates=1, draws=1)
-    return ToldAgent(name, parts, unfiltered, "dond", **room(limits, seats, temperature))
+    return ToldAgent(name, parts, unfiltered, "dond", style=style, **room(limits, seats, temperature))
 
 
 def thoughts_of(intent: Intent, drawn: Sequence[Draw]) -> str:

@@ -239,16 +239,18 @@ _NO_ITEMS = (
 def dond_claims(episode: Episode) -> list[Claim]:
     """Own values told, against the values; numbers of items, against the pool; and items that are in no pool.
 
-    An invented item is a plural noun after a number. Splits are offers, which are neither true nor false.
+    An invented item is a plural noun after a number. Splits are offers, which are neither true nor false. A value
+    answers a question about values alone, not one about claims.
     """
     game = context(episode)
+    asked = not any(belief.question.later for belief in episode.beliefs)
     possible = value_vectors(game.counts)
     found: list[Claim] = []
     for turn in (turn for turn in episode.turns if turn.message and not turn.error):
         own = game.values[AGENTS.index(turn.agent)]
         for item, value in told_values(turn.message).items():
             chance = sum(vector[item] == value for vector in possible) / len(possible)
-            says = str(value) if value <= MAX_POINTS else ""
+            says = str(value) if asked and value <= MAX_POINTS else ""
             found.append(Claim(turn, VALUE, own[item] == value, chance, says, NOUNS[item][0]))
         found += [Claim(turn, topic, true, 1.0) for topic, true in counted(turn.message, game.counts)]
     return found

@@ -25,11 +25,15 @@ def message_metrics(
     """Measures these players' messages in every way that the game has.
 
     Returns the metrics, and what `compared` does: the episodes with what might have been said, and effects of messages.
+    Leaves out what a message tells of values if listeners are asked about claims, or if players are told intents, which
+    follow from their values.
     """
     rng = np.random.default_rng(0)
     among_us, make_env = of_among_us(episodes[0].facts), env_maker(env)
     whole = env.get("format") != "structured"  # claims in parts are not weighed
-    found: Metrics = {} if among_us else listener_metrics(episodes, make_env, agents, rng, claims=whole)
+    told = any(getattr(agent, "tells", False) for agent in agents.values())
+    of_values = not among_us and env.get("questions", "values") == "values" and not told
+    found: Metrics = listener_metrics(episodes, make_env, agents, rng, claims=whole) if of_values else {}
     heard, effects = compared(episodes, make_env, agents, measured, draws)
     found |= influence_metrics(effects, rng)
     found |= claim_metrics(episodes, rng, measured)

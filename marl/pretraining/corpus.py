@@ -23,7 +23,7 @@ from marl.pretraining.config import BaseConfig
 from marl.rollout.games import env_maker, scripted, scripts_module
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import Game, draw_games
-from marl.types import INSIDERS, Episode, Kind, Turn
+from marl.types import INSIDERS, Episode, Kind, Turn, answered
 
 CORPUS, TOKENIZER, HELD_OUT, LISTENING, CHOICE = 101, 102, 103, 104, 105  # places of the seed
 ORDERS = tuple(itertools.permutations(range(3), 3))
@@ -178,7 +178,7 @@ def human_row(steps: Sequence[Step | Told], tokens: Tokens, index: int) -> Row:
             span = (len(message), len(step[1]) - len(f" {END}")) if step[1].startswith(message) else (0, 0)
             body, zeros = tokens.within(ids, span), (0.0,) * len(ids)
             turns.append(Turn("you", "negotiator", number, TurnKind.SPEAK, step[1], ids, start, zeros, body=body))
-    beliefs = uniform_beliefs("you", "negotiator", writer.asked)
+    beliefs = answered(uniform_beliefs("you", "negotiator", writer.asked), {})  # without the partner's claims
     episode = Episode(
         seed=index, players={"you": "human"}, roles={"you": "negotiator"}, streams={"you": writer.stream},
         turns=tuple(turns), beliefs=tuple(beliefs), payments=(), outcome={}, steps=len(steps),

@@ -117,12 +117,16 @@ def _messages(
     for step in range(episode.steps):
         for agent, writer in list(writers.items()):
             seen = observations[agent]
-            writer.observe(seen["text"], infos[agent]["questions"], step)
+            text = seen["text"] if writer.stream.tokens else held[agent].opening(seen["text"])
+            writer.observe(text, infos[agent]["questions"], step)
             if seen["turn"] != TurnKind.WAIT:
                 writer.cue(seen["options"])
             if len(writer.stream) > len(episode.streams[agent]):  # it outgrew its slot, and read nothing more
                 del writers[agent]
         now = {turn.agent: (u, turn) for u, turn in enumerate(episode.turns) if turn.step == step}
+        for agent, (_, turn) in now.items():
+            if agent in writers and turn.reply_ids:  # before its cue it may have been told something, as an intent
+                writers[agent].stream = _beginning(episode.streams[agent], turn.start)
         for agent, (u, turn) in now.items():
             if turn.message and agent in writers and turn.reply_ids and episode.players[agent] in speakers:
                 yield Message(number, u, copy.deepcopy(env), {a: len(writer.stream) for a, writer in writers.items()})
@@ -131,6 +135,10 @@ def _messages(
                 writers[agent].reply(turn.reply_ids, Kind.CHOICE if turn.kind == TurnKind.CHOOSE else Kind.SPEECH)
         replies = {agent: turn.text for agent, (_, turn) in now.items()}
         observations, _, _, _, infos = env.step({a: replies.get(a, "") for a in env.agents})
+
+
+def _beginning(stream: Stream, length: int) -> Stream:
+    return Stream(stream.tokens[:length], stream.kinds[:length])
 
 
 def _rows(
@@ -224,7 +232,7 @@ def _hearing(
         writers = {}
         for agent, stop in stops.items():
             recorded, tokens = episode.streams[agent], models[episode.players[agent]].tokens
-            writers[agent] = StreamWriter(tokens, Stream(recorded.tokens[: stop.length], recorded.kinds[: stop.length]))
+            writers[agent] = StreamWriter(tokens, _beginning(recorded, stop.length))
             if agent == turn.agent:
                 writers[agent].reply(ids, Kind.SPEECH)
         legal = {agent: _look(writer, observations, infos, agent, turn.step + 1) for agent, writer in writers.items()}

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from experiments import evaluate, train
+from experiments.setup import entrants
 from experiments.setup.players import check_intents, check_players, model_player, more_slots, played_as
 from experiments.setup.spec import run_spec
 from experiments.setup.work import Work
@@ -95,6 +96,14 @@ def test_a_learner_is_told_intents_from_the_command_line(
         study.main(configure(study.__name__.rpartition(".")[2], *play, "select=dond-*", *more))
         assert seen and all(turn.thoughts.startswith("intent: ") for game in seen for turn in game.turns)
         seen.clear()
+    planned = ("comparison=dond_talk", "+conditions.planned={planner: {belief: prior}}", f"publish={tmp_path / 'p'}")
+    with pytest.raises(UserError, match=r"conditions\.planned: .* its learners are told intents"):
+        conditions.main(configure("conditions", *play, "select=dond-*", *planned))
+    evaluate.main(configure("evaluate", f"players=[{run}]", f"out={tmp_path / 'again'}", *play[1:]))
+    again = [json.loads(line) for line in (tmp_path / "again/episodes.jsonl").read_text().splitlines()]
+    assert all(turn["thoughts"].startswith("intent: ") for game in again for turn in game["turns"])
+    monkeypatch.setattr(entrants, "longest_stream", lambda config: 512)
+    assert entrants.as_in_runs(configure("evaluate"), [str(run), player]).algo.context == 512
     plain = run_spec(configure("train", *how))
     assert "intents" not in plain.identity["algo"] and plain.folder != run
     with pytest.raises(UserError, match="no intents were trained here"):

@@ -1,6 +1,7 @@
 """Deal or No Deal with questions about what the partner will claim."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,12 +11,23 @@ import pytest
 import marl
 from envs import dond_v0 as dond
 from envs.core import END
+from envs.human_dond import replay
+from experiments.webapp.timeline import timeline_of
+from marl.agents.model import ModelAgent
 from marl.agents.scripted.dond import make_player
 from marl.agents.text import TextAgent
+from marl.learning.batch import collate
+from marl.metrics.beliefs import belief_metrics
+from marl.metrics.claims import claims_of, credulity
+from marl.metrics.messages import message_metrics
+from marl.pretraining.corpus import human_row
+from marl.report.transcripts import episode_from_json, episode_to_json
 from marl.rollout.games import env_maker, without_later
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import draw_games
 from tests.composing import DOND
+from tests.marl.intents.test_annotation import view
+from tests.marl.planners import negotiator
 
 START = {"counts": (1, 2, 3), "values": ((0, 2, 2), (1, 3, 1)), "first": 0}
 SETTINGS = {"game": "dond", "style": "compact", "questions": "claims"}
@@ -71,6 +83,34 @@ def test_values_stay_the_default_and_part_of_no_identity() -> None:
     assert without_later({"game": "dond", "questions": "claims"})["questions"] == "claims"
     with pytest.raises(ValueError, match="questions must be values or claims"):
         dond.parallel_env(questions="both")
+
+
+def test_what_reads_beliefs_does_not_take_claims_for_values() -> None:
+    """Truthfulness and talk measure no belief in values, transcripts keep what was asked, and Watch says it."""
+    settings = {**SETTINGS, "format": "structured", "max_entries": 8}
+    agent = ModelAgent("learner", negotiator(), slots=16, context=1024, max_new_tokens=24, temperature=0.7)
+    episodes = rollout(draw_games(7, 7, count=8), everyone(agent), env_maker(settings), 8)
+    assert any(episode.beliefs for episode in episodes)
+    told = [replace(e, turns=tuple(replace(t, message="hats are worth 1 to me" if t.message else "") for t in e.turns))
+            for e in episodes]  # fmt: skip
+    assert any(claim.topic == "value" for episode in told for claim in claims_of(episode))
+    assert not any(credulity(episode, claims_of(episode)) for episode in told)
+    found, _, effects = message_metrics(episodes, settings, {"learner": agent}, {"learner"}, 1)
+    assert effects and not any(name.startswith(("talk/said", "talk/claim/")) for name in found)
+    for episode in episodes:
+        written = json.loads(json.dumps(episode_to_json(episode)))
+        again = episode_from_json(written)
+        assert [b.question for b in again.beliefs] == [b.question for b in episode.beliefs]
+        assert "belief/prior_log_loss" not in belief_metrics([again], np.random.default_rng(0))
+        assert not episode.beliefs or timeline_of(written)["asked"] == "the other will claim"
+
+
+def test_a_persons_dialogue_is_read_without_answers() -> None:
+    """Studies of runs that were asked about claims read people's dialogues as those runs read games."""
+    steps = replay(view("i want the balls", "deal"), dond.parallel_env(style="compact", questions="claims"))
+    episode, agent = human_row(steps, negotiator().tokens, 0)
+    assert any(questions for what, *_, questions in steps if what == "observe") and not episode.beliefs
+    assert collate([(episode, agent)], {}).reply.sum() > 0
 
 
 def test_a_run_learns_from_them_and_pays_for_them(tmp_path: Path) -> None:

@@ -154,6 +154,11 @@ algo=pikl algo.planner.choose=own | algo.planner.choose=own: with algo=pikl plan
 algo=pikl ~loss.plan | loss.plan is missing: with algo=pikl
 algo=pikl cast.negotiator={player:learner,partner:rival,partners:1} | algo=pikl trains one learner, and the cast has
 loss=plan algo.planner.choose=best | algo.planner.choose=best: PPO learns from the policy's own samples
+loss=plan algo.intents=runs/intents-both-s0 | loss\.plan: with algo\.intents=runs/intents-both-s0 no claim is planned
+algo.intents=runs/x env.questions=claims | env\.questions=claims: with algo\.intents=runs/x intents cannot be planned
+algo.intents=runs/x env.format=structured | env\.format=structured: with algo\.intents=runs/x
+algo.intents=runs/x cast.negotiator.partners=1 cast.negotiator.pool=2 | past selves are told no intents
+base=human data.dond=x env.questions=claims | env\.questions=claims: base=human learns to answer questions about values
 loss=plan algo=filtered_bc | loss=plan: algo=filtered_bc imitates games as they were played. Drop it
 algo=filtered_bc loss.kl.estimator=k2 | loss.kl.estimator=k2: algo=filtered_bc does not learn from plain
 env=among_us algo=pikl algo.planner.mistake=0.5 | algo.value=plan: with env.imposters=1 and

@@ -24,6 +24,7 @@ from marl.learning.forward import forward
 from marl.learning.update import Learner, make_optimizer
 from marl.losses.policy import PolicyLoss
 from marl.losses.value import ValueLoss
+from marl.metrics.messages import message_metrics
 from marl.model.policy import Policy
 from marl.planning.intents import IntentConfig
 from marl.rewards.game import GameReward
@@ -41,11 +42,11 @@ HOW = CiceroConfig(plan=IntentConfig(iterations=3))
 LIMITS: dict[str, Any] = {"games": 3, "concurrency": 3, "max_new_tokens": 24, "context": 1024}
 
 
-def told() -> ToldAgent:
+def told(arm: str = "both", temperature: float = 0.5) -> ToldAgent:
     policy = negotiator()
-    parts = Parts("both", policy, policy, None)
+    parts = Parts(arm, policy, policy, None)
     unfiltered = CiceroConfig(nonsense=0.0, candidates=1, draws=1, plan=HOW.plan)
-    limits = {"slots": 6, "context": 1024, "max_new_tokens": 24, "temperature": 0.5}
+    limits = {"slots": 6, "context": 1024, "max_new_tokens": 24, "temperature": temperature}
     return ToldAgent("told", parts, unfiltered, "dond", **limits)
 
 
@@ -110,6 +111,31 @@ def test_resampled_messages_are_drawn_under_the_same_intents() -> None:
     again = resample(episodes, SHORT, {"told": agent}, {"told"}, 2)
     assert any(turn.instead for episode in again for turn in episode.turns)
     assert not agent._minds
+
+
+def test_what_messages_tell_of_values_is_not_measured_under_intents() -> None:
+    """With other values the intents in the stream would be others, too."""
+    agents = {"told": told(), "plain": ModelAgent("plain", negotiator(), slots=4, context=1024, max_new_tokens=24)}
+    settings = {"game": "dond", "style": "compact", "objective": 1.0, "max_entries": 6}
+    found, _, effects = message_metrics(played(), settings, agents, {"told"}, 1)
+    assert effects and not any(name.startswith(("talk/said", "talk/heard", "talk/claim/")) for name in found)
+
+
+@pytest.mark.parametrize("arm", ["both", "intent"])
+def test_the_same_message_again_is_believed_as_it_was(arm: str) -> None:
+    """Both players' intents stand in what they have read when a message is drawn again and heard."""
+    agent = told(arm, temperature=1e-6)
+    episodes = rollout(draw_games(7, 7, count=12), everyone(agent), SHORT, 3)
+    said = 0
+    for episode in resample(episodes, SHORT, {"told": agent}, {"told"}, 1):
+        for turn in episode.turns:
+            after = {(b.listener, b.question.text): b for b in episode.beliefs if b.step == turn.step + 1}
+            for belief in (belief for heard in turn.instead for belief in heard):
+                same = after[belief.listener, belief.question.text]
+                assert belief.position == same.position
+                assert belief.probs == pytest.approx(same.probs, abs=1e-5)
+                said += 1
+    assert said
 
 
 def test_training_moves_the_learner_and_not_the_action_model(tmp_path: Path) -> None:
