@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from envs.among_us.state import Room
 from marl.metrics.among_us import Meeting, Moves, Sight, room_name, sights
-from marl.report.views import Transcript, View, is_among_us, printable, said, story_of, topic
+from marl.report.views import Transcript, View, is_among_us, is_dond, printable, said, story_of, topic
 
 
 def timeline_of(transcript: Transcript) -> View:
@@ -14,6 +14,7 @@ def timeline_of(transcript: Transcript) -> View:
     `bars`: the answers to each belief question of a listener, of which `truth` are right; a moment's `beliefs` are
     pairs of a bar's number and its probabilities. In Among Us a moment also has the room of everybody (`at`) and of
     the `bodies`, by name and number of the room, row by row from the north; and what each `saw`.
+    `about` ends the heading "What each believes".
     """
     facts = transcript["facts"]
     among_us = is_among_us(transcript)
@@ -31,7 +32,7 @@ def timeline_of(transcript: Transcript) -> View:
         bars.append(
             {
                 "who": names[belief["listener"]],
-                "asks": "" if among_us else topic(question["text"]),
+                "asks": "" if among_us else topic(question),
                 "answers": question["candidates"],
                 "truth": [i for i, answer in enumerate(question["candidates"]) if answer in right],
             }
@@ -49,7 +50,11 @@ def timeline_of(transcript: Transcript) -> View:
         moment["beliefs"] = [pair for (who, _), pair in known.items() if who in moment.get("at", (who,))]
     width, height = (int(facts["width"]), int(facts["height"])) if among_us else (0, 0)
     rooms = [room_name((x, y)) for y in range(height) for x in range(width)]
-    return {"width": width, "rooms": rooms, "bars": bars, "moments": moments}
+    about = "now"
+    if is_dond(transcript):
+        later = any(question.get("later") for question in transcript["questions"])
+        about = "the other will claim" if later else "an item is worth to the other"
+    return {"width": width, "rooms": rooms, "bars": bars, "moments": moments, "about": about}
 
 
 def _talk(transcript: Transcript) -> Iterator[View]:

@@ -34,7 +34,7 @@ FORM = {
             "effect?": {...: NUMBER},
         }
     ],
-    "questions": [{"text": str, "answer": str, "candidates": [str], "also?": [str]}],
+    "questions": [{"text": str, "answer": str, "candidates": [str], "also?": [str], "later?": str}],
     "beliefs": [{"listener": str, "step": int, "question": int, "probs": [NUMBER]}],
 }
 
@@ -45,7 +45,7 @@ def episode_to_json(episode: Episode) -> Transcript:
     Some turns have `cut` (unfinished), `thoughts` (of an endpoint's model), `otherwise` (what its author might have
     said) with `effect` (see `influence.of_messages`, of experiments.talk), or `planned`: all `actions` with `anchor`,
     `values` and `plan`, the `chosen` one, and the share of raised anchor probabilities (`floored`). A belief's
-    `question` is an index into `questions`; `also` are further true answers.
+    `question` is an index into `questions`; `also` are further true answers, `later` as in `envs.core.Question`.
     """
     questions = list(dict.fromkeys(belief.question for belief in episode.beliefs))
     number = {question: i for i, question in enumerate(questions)}
@@ -63,6 +63,7 @@ def episode_to_json(episode: Episode) -> Transcript:
                 "candidates": list(q.candidates),
                 "answer": q.answer,
                 **({"also": list(q.also)} if q.also else {}),
+                **({"later": q.later} if q.later else {}),
             }
             for q in questions
         ],
@@ -81,7 +82,7 @@ def episode_to_json(episode: Episode) -> Transcript:
 def episode_from_json(transcript: Transcript) -> Episode:
     """The episode of a transcript, as far as it is written there: without streams, ids of tokens and plans."""
     questions = [
-        Question(q["text"], tuple(q["candidates"]), q["answer"], tuple(q.get("also", ())))
+        Question(q["text"], tuple(q["candidates"]), q["answer"], tuple(q.get("also", ())), later=q.get("later", ""))
         for q in transcript["questions"]
     ]
     turns = [

@@ -1,6 +1,7 @@
 """Deal or No Deal with questions about what the partner will claim."""
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -9,13 +10,19 @@ import pytest
 
 import marl
 from envs import dond_v0 as dond
-from envs.core import END
+from envs.core import END, Style
+from envs.dond.texts import claim_questions
+from experiments.webapp.timeline import timeline_of
 from marl.agents.scripted.dond import make_player
 from marl.agents.text import TextAgent
+from marl.report.transcripts import episode_from_json, episode_to_json
+from marl.report.views import render_text, topic
 from marl.rollout.games import env_maker, without_later
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import draw_games
+from marl.types import Belief
 from tests.composing import DOND
+from tests.marl.episodes import beliefs, episode, message, propose
 
 START = {"counts": (1, 2, 3), "values": ((0, 2, 2), (1, 3, 1)), "first": 0}
 SETTINGS = {"game": "dond", "style": "compact", "questions": "claims"}
@@ -59,11 +66,31 @@ def test_whose_partner_made_no_claim_gets_no_answer() -> None:
 def test_played_games_hold_what_the_partner_claimed() -> None:
     agent = TextAgent("mixture", partial(make_player, "mixture"))
     episodes = rollout(draw_games(6, 1, count=20), everyone(agent), env_maker(SETTINGS), 20)
-    for episode in episodes:
-        for seat, claim in enumerate(reversed(episode.outcome["claims"])):
+    for game in episodes:
+        for seat, claim in enumerate(reversed(game.outcome["claims"])):
             wanted = {} if claim is None else dict(zip(("books", "hats", "balls"), map(str, claim), strict=True))
-            assert episode.answers.get(f"player_{seat}", {}) == wanted
-    assert any(claim for episode in episodes for claim in episode.outcome["claims"])
+            assert game.answers.get(f"player_{seat}", {}) == wanted
+    assert any(claim for game in episodes for claim in game.outcome["claims"])
+
+
+@pytest.mark.parametrize("style", Style)
+def test_what_was_asked_is_told_wherever_a_game_is_shown(style: Style) -> None:
+    asked = claim_questions(style, (1, 2, 3))
+    claimed = [question.answered({"books": "1", "hats": "0", "balls": "2"}) for question in asked]
+    heard = [
+        Belief("player_1", "negotiator", s, 0, q, np.full(len(q.candidates), 0.25)) for s in (0, 1) for q in claimed
+    ]
+    game = episode([message("player_0", 0, "i want a book"), propose("player_0", 1, (1, 0, 2))], heard)
+    transcript = episode_to_json(game)
+    assert [belief.question for belief in episode_from_json(transcript).beliefs] == claimed * 2
+    assert "believes books claimed=1 0.25 -> 0.25, hats claimed=0 0.25 -> 0.25, balls" in render_text(transcript)
+    assert timeline_of(transcript)["about"] == "the other will claim"
+    of_values = episode_to_json(replace(game, beliefs=beliefs("player_1", 0, [0.1, 0.1, 0.1])))
+    assert timeline_of(of_values)["about"] == "an item is worth to the other"
+
+
+def test_the_question_what_a_unit_orders_is_about_no_hats() -> None:
+    assert topic({"text": "What will A PAR order?", "later": "PAR"}) == "What will A PAR order?"
 
 
 def test_values_stay_the_default_and_part_of_no_identity() -> None:
@@ -79,3 +106,5 @@ def test_a_run_learns_from_them_and_pays_for_them(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert any(line.get("loss/listening") for line in lines) and any("reward/speaking" in line for line in lines)
     assert np.isfinite([line["belief/log_loss"] for line in lines if "belief/log_loss" in line]).all()
+    report = (folder / "report.html").read_text()
+    assert "each is asked what the other will claim" in report and "more players alive" not in report
