@@ -253,7 +253,7 @@ class DealOrNoDeal(TextGame):
         """Both players' views; `asked`: the belief questions are due."""
         views = {}
         for seat, (agent, text) in enumerate(zip(AGENTS, texts, strict=True)):
-            claim = self._claims[1 - seat] if self._outcome else None
+            claim = self._claims[1 - seat] if self._outcome and self.questions == "claims" else None
             turn = TurnKind.SPEAK if seat == self._mover else TurnKind.WAIT
             options: tuple[str, ...] = ()
             if self.structured and seat == self._mover:

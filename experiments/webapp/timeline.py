@@ -33,7 +33,7 @@ def timeline_of(transcript: Transcript) -> View:
         bars.append(
             {
                 "who": names[belief["listener"]],
-                "asks": "" if among_us else topic(question["text"]),
+                "asks": "" if among_us else topic(question),
                 "answers": question["candidates"],
                 "truth": [i for i, answer in enumerate(question["candidates"]) if answer in right],
             }

@@ -22,7 +22,7 @@ def press_metrics(
 ) -> Metrics:
     """Means over the messages of `players` (None: of everybody), with intervals over games:
 
-    press/said: the message says what its author will order.
+    press/said: the message announces an order of its author.
     press/kept: of those, it then orders it.
     press/heard: probability of what was said that the message adds to its reader's belief.
     press/granted, press/unasked: requests for support of a move that their reader, and any other power, then supports.

@@ -61,6 +61,8 @@ def what_was_run(runs: Sequence[Run]) -> list[str]:
             "they talk, and each then claims items. Claims that fit pay a player its points plus λ times its "
             "partner's; claims that do not pay nothing."
         )
+        if env.get("questions") == "claims":
+            sentences.append("Between messages each is asked what the other will claim.")
     elif env.get("game") == "among_us":
         sentences += [*among_us_sentences(first), *who_plays(first)]
     elif env.get("game") == "diplomacy":

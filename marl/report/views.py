@@ -192,7 +192,7 @@ def shifts(transcript: Transcript, turn: dict[str, Any]) -> list[Shift]:
         if before := last.get((after["listener"], after["question"])):
             question = transcript["questions"][after["question"]]
             ends = truth_of(before, question), truth_of(after, question)
-            found.append(Shift(after["listener"], topic(question["text"]), question["answer"], *ends))
+            found.append(Shift(after["listener"], topic(question), question["answer"], *ends))
     return found
 
 
@@ -207,9 +207,12 @@ def truth_of(belief: dict[str, Any], question: dict[str, Any]) -> float:
     return float(sum(belief["probs"][question["candidates"].index(answer)] for answer in right))
 
 
-def topic(question: str) -> str:
-    """A short label of a question: `books` for a question about the value of a book, else the question itself."""
-    return next((item for item in dond_rules.ITEMS if item.removesuffix("s") in question.lower()), question)
+def topic(question: Mapping[str, Any]) -> str:
+    """A short label of a question: `books` if it asks what a book is worth, `books claimed` if it asks for the claim,
+    else its own text."""
+    text = question["text"]
+    item = next((item for item in dond_rules.ITEMS if re.search(rf"\b{item.removesuffix('s')}s?\b", text.lower())), "")
+    return f"{item} claimed" if item and question.get("later") else item or text
 
 
 # --- Among Us ---------------------------------------------------------------------------------------------------------

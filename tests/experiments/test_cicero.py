@@ -158,7 +158,7 @@ def test_a_folder_without_an_arm(player: str, tmp_path: Path) -> None:
         ("split=train", "split=train: must be val or test"),
         ("arms=[none]", r"arms=\['none'\]: games need the arms state and both"),
         ("arms=[some,state,both]", "arms: some must be one of none, state, intent, both"),
-        ("games=0", "games=0"),
+        ("games=-1", "games=-1"),
         ("cicero.plan.opponents=all", r"cicero\.plan\.opponents=all: must be one of exact, sampled, coshar"),
         ("cicero.candidates=20", r"cicero\.candidates=20: must be at least 1, and at most"),
     ],

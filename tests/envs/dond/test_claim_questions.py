@@ -10,7 +10,8 @@ import pytest
 
 import marl
 from envs import dond_v0 as dond
-from envs.core import END
+from envs.core import END, Style
+from envs.dond.texts import claim_questions
 from envs.human_dond import replay
 from experiments.webapp.timeline import timeline_of
 from marl.agents.model import ModelAgent
@@ -22,10 +23,13 @@ from marl.metrics.claims import claims_of, credulity
 from marl.metrics.messages import message_metrics
 from marl.pretraining.corpus import human_row
 from marl.report.transcripts import episode_from_json, episode_to_json
+from marl.report.views import render_text, topic
 from marl.rollout.games import env_maker, without_later
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import draw_games
+from marl.types import Belief
 from tests.composing import DOND
+from tests.marl.episodes import beliefs, episode, message, propose
 from tests.marl.intents.test_annotation import view
 from tests.marl.planners import negotiator
 
@@ -71,11 +75,31 @@ def test_whose_partner_made_no_claim_gets_no_answer() -> None:
 def test_played_games_hold_what_the_partner_claimed() -> None:
     agent = TextAgent("mixture", partial(make_player, "mixture"))
     episodes = rollout(draw_games(6, 1, count=20), everyone(agent), env_maker(SETTINGS), 20)
-    for episode in episodes:
-        for seat, claim in enumerate(reversed(episode.outcome["claims"])):
+    for game in episodes:
+        for seat, claim in enumerate(reversed(game.outcome["claims"])):
             wanted = {} if claim is None else dict(zip(("books", "hats", "balls"), map(str, claim), strict=True))
-            assert episode.answers.get(f"player_{seat}", {}) == wanted
-    assert any(claim for episode in episodes for claim in episode.outcome["claims"])
+            assert game.answers.get(f"player_{seat}", {}) == wanted
+    assert any(claim for game in episodes for claim in game.outcome["claims"])
+
+
+@pytest.mark.parametrize("style", Style)
+def test_what_was_asked_is_told_wherever_a_game_is_shown(style: Style) -> None:
+    asked = claim_questions(style, (1, 2, 3))
+    claimed = [question.answered({"books": "1", "hats": "0", "balls": "2"}) for question in asked]
+    heard = [
+        Belief("player_1", "negotiator", s, 0, q, np.full(len(q.candidates), 0.25)) for s in (0, 1) for q in claimed
+    ]
+    game = episode([message("player_0", 0, "i want a book"), propose("player_0", 1, (1, 0, 2))], heard)
+    transcript = episode_to_json(game)
+    assert [belief.question for belief in episode_from_json(transcript).beliefs] == claimed * 2
+    assert "believes books claimed=1 0.25 -> 0.25, hats claimed=0 0.25 -> 0.25, balls" in render_text(transcript)
+    assert timeline_of(transcript)["asked"] == "the other will claim"
+    of_values = episode_to_json(replace(game, beliefs=beliefs("player_1", 0, [0.1, 0.1, 0.1])))
+    assert timeline_of(of_values)["asked"] == "an item is worth to the other"
+
+
+def test_the_question_what_a_unit_orders_is_about_no_hats() -> None:
+    assert topic({"text": "What will A PAR order?", "later": "PAR"}) == "What will A PAR order?"
 
 
 def test_values_stay_the_default_and_part_of_no_identity() -> None:
@@ -97,12 +121,12 @@ def test_what_reads_beliefs_does_not_take_claims_for_values() -> None:
     assert not any(credulity(episode, claims_of(episode)) for episode in told)
     found, _, effects = message_metrics(episodes, settings, {"learner": agent}, {"learner"}, 1)
     assert effects and not any(name.startswith(("talk/said", "talk/claim/")) for name in found)
-    for episode in episodes:
-        written = json.loads(json.dumps(episode_to_json(episode)))
+    for game in episodes:
+        written = json.loads(json.dumps(episode_to_json(game)))
         again = episode_from_json(written)
-        assert [b.question for b in again.beliefs] == [b.question for b in episode.beliefs]
+        assert [b.question for b in again.beliefs] == [b.question for b in game.beliefs]
         assert "belief/prior_log_loss" not in belief_metrics([again], np.random.default_rng(0))
-        assert not episode.beliefs or timeline_of(written)["asked"] == "the other will claim"
+        assert not game.beliefs or timeline_of(written)["asked"] == "the other will claim"
 
 
 def test_a_persons_dialogue_is_read_without_answers() -> None:
@@ -119,3 +143,5 @@ def test_a_run_learns_from_them_and_pays_for_them(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert any(line.get("loss/listening") for line in lines) and any("reward/speaking" in line for line in lines)
     assert np.isfinite([line["belief/log_loss"] for line in lines if "belief/log_loss" in line]).all()
+    report = (folder / "report.html").read_text()
+    assert "each is asked what the other will claim" in report and "more players alive" not in report

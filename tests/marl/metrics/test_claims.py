@@ -207,6 +207,17 @@ def test_a_dialogue_by_hand() -> None:
     assert not any(name.endswith(("negotiator", "value")) for name in means)
 
 
+def test_what_items_are_worth_moves_no_belief_in_what_is_claimed() -> None:
+    hearing = beliefs("player_1", 0, [0.1, 0.1, 0.1]) + beliefs("player_1", 1, [0.1, 0.1, 0.7])
+    asked = [replace(belief, question=replace(belief.question, later="balls")) for belief in hearing]
+    said = [message("player_0", 0, "balls are worth 3 to me"), propose("player_0", 1, (1, 0, 3))]
+    credulous = [
+        any(name.startswith("speech/") for name in claim_metrics([episode(said, heard)], np.random.default_rng(0)))
+        for heard in (hearing, asked)
+    ]
+    assert credulous == [True, False]
+
+
 def test_another_game_has_no_log() -> None:
     with pytest.raises(ValueError, match="Among Us and Deal or No Deal only"):
         claims_of(replace(imposter_game(), facts={}))
