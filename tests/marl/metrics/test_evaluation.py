@@ -156,7 +156,7 @@ def test_questions_of_every_style_are_known_by_their_item(style: str) -> None:
     env = dond_environment.DealOrNoDeal(style=style)
     _, infos = env.reset(options={"counts": CONTEXT.counts, "values": CONTEXT.values})
     for number, question in enumerate(infos["player_0"]["questions"]):
-        assert topic(question.text) == dond_rules.ITEMS[number]
+        assert topic({"text": question.text}) == dond_rules.ITEMS[number]
         prior = exact_prior(deal_game(), "player_0", question)
         np.testing.assert_allclose(prior, dond_rules.prior(CONTEXT.counts, CONTEXT.values[0])[number])
 
