@@ -67,6 +67,10 @@ DRAWN = {
     "among_us": ("game/win_rate/crewmates",),
     "diplomacy": ("game/score", "press/said", "press/heard"),
 }
+OWN = {
+    "among_us": "game/win_rate/crewmates",
+    "diplomacy": "game/centres",
+}  # a metric that tables of this game alone have
 RATIOS = ("game/win_rate/crewmates",)  # metrics whose ratios between arms are also shown
 CURVES = (
     "game/score", "game/score_agreed", "game/points", "game/agreement", "game/pareto", "game/pareto_agreed",
@@ -274,8 +278,7 @@ def draw(folder: Path, suffix: str, out: Path) -> None:
     with reading(folder):
         rows, runs = read_table(folder / f"table{suffix}.csv"), read_curves(folder / f"curves{suffix}.csv.gz")
         there = {row.metric for row in rows}
-        game = next((name for name, (first, *_) in PROFILED.items() if first in there), "dond")
-        game = "diplomacy" if "game/centres" in there else game  # its first metric is Deal or No Deal's, too
+        game = next((name for name, metric in OWN.items() if metric in there), "dond")
         ablation_figure(
             rows,
             [name for name in DRAWN[game] if name in there],

@@ -96,6 +96,8 @@ def load(run: str | Path, device: str = "cpu") -> Players:
     folder = Path(run)
     settings, _ = finished_run(folder)
     env, algo = settings["env"], settings["algo"]
+    if algo.get("intents"):
+        raise UserError(f"{folder} learned under intents, and would play without them. Use experiments.evaluate.")
     try:
         env_maker(env)
     except UserError as error:

@@ -116,8 +116,7 @@ WORDING = {
         "closed": f"them: {PROPOSE}",
     },
 }
-_ONES = ("book", "hat", "ball")
-_NATURAL_QUESTIONS = tuple(f"How many points is one {item} worth to your partner?" for item in _ONES)
+_NATURAL_QUESTIONS = tuple(f"How many points is one {item} worth to your partner?" for item in ("book", "hat", "ball"))
 _BRIEF_QUESTIONS = ("Book?", "Hat?", "Ball?")
 _COMPACT_QUESTIONS = tuple(f"<{item}?>" for item in ITEMS)
 _CANDIDATES = tuple(str(value) for value in range(MAX_POINTS + 1))

@@ -8,6 +8,7 @@ runs/lookahead/STUDY/piKL-s0, plays `pure` Diplomacy (experiments/setup/lookahea
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from marl.model.policy import Policy, load_config
 from marl.planning.planner import GAMES as PLANNED
 from marl.planning.planner import SLOTS, SUFFIX, PlannerConfig, planning_agent
 from marl.rollout.cast import LEARNERS, PAST, Seats, players_of, seats_per_player
-from marl.rollout.games import env_maker, scripted
+from marl.rollout.games import env_maker, game_module, scripted
 from marl.storage.checkpoint import adapter_base, folder_digest, is_adapter, load_policy, read_card, started_from
 from marl.storage.folder import CARD, CONFIG, run_settings
 
@@ -42,6 +43,7 @@ WITH_INTENTS = {  # games where one talks with a plan: the study that makes play
     "among_us": ("among_us_intents", "among-us-intents-s0"),
     "diplomacy": ("press_intents", "press-s0"),
 }
+ASKS = {"dond": "questions", "among_us": "belief"}  # the setting that says what belief questions ask
 RESERVED = (*LEARNERS, "base", "trained", "untrained", CHAT)  # names in episodes that no other run may have
 
 
@@ -87,10 +89,7 @@ def called_in_games(name: str) -> str:
 
 def one_run(runs: str | Path, pattern: str, setting: str) -> Path:
     """Finds the one finished run in `runs` whose name matches. UserError, naming the setting, unless there is one."""
-    try:
-        found = sorted(card.parent for card in Path(runs).glob(f"{pattern}/{CARD}"))
-    except (ValueError, NotImplementedError):  # no pattern, e.g. a path that begins with a slash
-        found = []
+    found = sorted(card.parent for card in Path(runs).glob(f"*/{CARD}") if fnmatchcase(card.parent.name, pattern))
     if len(found) != 1:
         names = ", ".join(run.name for run in found)
         matching = f"{len(found)} finished runs match: {names}" if found else "no finished run matches"
@@ -133,6 +132,8 @@ def check_plans(name: str, game: str) -> None:
         )
     if bare(name) != "base" and not is_run(name):
         raise UserError(f"{name}: {bare(name)} has no policy to plan from. Name a run's folder or base.")
+    if told_of(name):
+        raise UserError(f"{name}: it learned under intents (algo.intents), which plans leave out. Leave out {SUFFIX}.")
 
 
 def text_agent(name: str, env: Mapping[str, Any]) -> TextAgent:
@@ -246,17 +247,35 @@ def policy_folder(name: str) -> Path:
     return folder if (folder / "policy.json").is_file() else folder / "policy"
 
 
-def style_of(folder: Path, env: Mapping[str, Any]) -> str | None:
-    """Returns the style that a policy was trained in, from a base's card or its run's config.yaml.
+def learned_in(folder: Path, setting: str) -> Any:
+    """Returns a setting of the game that a policy learned in, from a base's card or its run's config.yaml.
 
-    None if neither says it, or the game has no styles. UserError for a style that the game doesn't have.
+    None if neither says it.
     """
     found: Any = read_card(folder)
     run = run_around(folder)
     if not found.get("made_of") and (run / CONFIG).is_file():
         found = {"made_of": run_settings(run)}
-    for key in ("made_of", "env", "style"):
+    for key in ("made_of", "env", setting):
         found = found.get(key) if isinstance(found, dict) else None
+    return found
+
+
+def check_questions(name: str, env: Mapping[str, Any]) -> None:
+    """Refuses a run that learned to answer other belief questions than this game asks, which may read alike."""
+    setting = ASKS.get(env["game"], "")
+    usual = getattr(game_module(env["game"]), "LATER", {}).get(setting)
+    asked, learned = env.get(setting, usual), learned_in(policy_folder(name), setting) or usual
+    if asked != learned:
+        raise UserError(f"{name} learned with env.{setting}={learned}. Set it so; here it is {asked}.")
+
+
+def style_of(folder: Path, env: Mapping[str, Any]) -> str | None:
+    """Returns the style that a policy was trained in, from a base's card or its run's config.yaml.
+
+    None if neither says it, or the game has no styles. UserError for a style that the game doesn't have.
+    """
+    found = learned_in(folder, "style")
     if found is None or "style" not in env:
         return None
     try:
@@ -316,6 +335,7 @@ def check_players(cast: Mapping[str, Seats], env: Mapping[str, Any], table: Any)
                     continue
                 if is_run(name):
                     check_game(name, game)
+                    check_questions(name, env)
                     if bare(called_in_games(name)) in RESERVED:
                         raise UserError(f"{name}: in games it would pass for another player of that name; rename it")
                 elif is_planner(name):

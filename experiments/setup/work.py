@@ -20,6 +20,7 @@ from experiments.setup.players import (
     check_game,
     check_intents,
     check_players,
+    check_questions,
     intents_of,
     is_run,
     played_as,
@@ -74,6 +75,7 @@ class Work:
             if not is_run(start_of(spec, name)):
                 raise UserError(f"init.{name}={run}: must be the folder of a finished run, or null to start from base")
             check_game(start_of(spec, name), spec.env["game"])
+            check_questions(start_of(spec, name), spec.env)
         for setting, used in (
             ("algo.update.bf16", spec.algo.update.bf16),
             ("algo.play_bf16", spec.algo.play_bf16),

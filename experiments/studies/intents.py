@@ -31,11 +31,12 @@ from experiments.setup.entrants import text_player
 from experiments.setup.select import add_cards
 from experiments.setup.spec import PlaySpec, play_spec
 from experiments.studies.cells import Workspace, begin, check_play
+from experiments.studies.talkers import Figures, card, save_player, say_arms
 from marl.agents.base import Agent
 from marl.agents.model import PlayConfig, model_agent, room
 from marl.common.errors import UserError, check_count
 from marl.common.files import digest, read_json, write_json
-from marl.intents.agent import ACTION, DIALOGUE, NONSENSE, PARTS, CiceroAgent, CiceroConfig, Parts
+from marl.intents.agent import ACTION, DIALOGUE, NONSENSE, CiceroAgent, CiceroConfig, Parts
 from marl.intents.annotate import correspondence, named_items
 from marl.intents.corruptions import KINDS, Bigrams
 from marl.intents.measure import control, controlled, human_perplexity, perplexity, read_messages, spoiled, spoken
@@ -45,7 +46,7 @@ from marl.intents.streams import ARMS, Intent
 from marl.intents.training import MIXED, action_model, annotated, dialogue_model, unvaried
 from marl.metrics.drift import likelihood, retold
 from marl.metrics.stats import Interval, Metrics, bootstrap_mean, bootstrap_ratio, rate, seed_mean
-from marl.metrics.tables import TableRow, figures_by_arm, format_table, read_table, write_csv, write_table
+from marl.metrics.tables import TableRow, read_table, write_csv, write_table
 from marl.metrics.wording import bounds
 from marl.model.policy import Policy
 from marl.report.figures import HALF, PAPER, save_figure, style_axes
@@ -54,8 +55,7 @@ from marl.rollout.cast import turn_about
 from marl.rollout.games import env_maker
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import EVALUATION, draw_games
-from marl.storage.checkpoint import copy_folder, folder_digest
-from marl.storage.folder import git_commit
+from marl.storage.checkpoint import folder_digest
 
 ABLATIONS: Mapping[str, Mapping[str, Any]] = {  # what is switched on beside the plan; `filters` off unless named
     "no intents": {},
@@ -68,7 +68,6 @@ ABLATIONS: Mapping[str, Mapping[str, Any]] = {  # what is switched on beside the
     "sampled": {"plan": {"opponents": "sampled"}},  # intents, planned against a partner who is drawn
     "coshar": {"plan": {"opponents": "coshar", "lambdas": (0.3,)}},  # ... or whose claim is correlated with one's own
 }
-Figures = dict[tuple[str, str], Interval]  # by arm and metric
 ITSELF = "itself"  # a partner: the player of the arm
 PEOPLE = "people"  # the model of people: the dialogue model that knows its own values and no intent
 ROUND = 1000  # between the seeds of two rounds
@@ -104,16 +103,18 @@ def main(cfg: DictConfig) -> None:
     for seed in cfg.seeds:
         made = make_models(seed, data, cfg, spec, place)
         figures = of_seed(made, cfg, spec, place)
-        add_cards([card(made, figures, cfg)], place.out)
+        models = {name: folder_digest(folder) for name, folder in made.folders.items()}
+        line = card(
+            f"intents-s{seed}", seed, models, figures, arm="intents", command="intents.py", games=cfg.games,
+        )  # fmt: skip
+        add_cards([line], place.out)
         for key, each in figures.items():
             if key[0] != NAIVE or seed == cfg.seeds[0]:
                 found.setdefault(key, []).append(each)
         rows = [table_row(*key, each) for key, each in found.items()]  # after each seed: it may be the last one today
         write_table(place.out / "table.csv", rows)
         draw(read_table(place.out / "table.csv"), place.out / "figure.svg")  # as `report data=` draws it
-    for arm, of_arm in figures_by_arm(rows).items():
-        say(f"\n{arm}\n" + format_table({arm: of_arm}))
-    say(f"\ntables and figure: {place.out}")
+    say_arms(rows, place.out)
 
 
 def of_seed(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Figures:
@@ -139,19 +140,6 @@ def of_seed(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Fi
         columns = ("place", "intent_is", "counts", "intent", "heard", "human", "message")
         write_csv(place.out / "situations.csv", columns, read_json(path)["rows"])
     return {**found, **figures, **(play(made, ensemble, cfg, spec, place) if ensemble else {})}
-
-
-def card(made: Made, figures: Figures, cfg: DictConfig) -> dict[str, Any]:
-    """Returns a seed's line of `cards.jsonl`: the commit and models that made it, and its figures."""
-    models = {name: folder_digest(folder) for name, folder in made.folders.items()}
-    ends = {
-        f"{arm}: {metric}": [round(end, 4) if math.isfinite(end) else None for end in (i.mean, i.low, i.high)]
-        for (arm, metric), i in figures.items()
-    }
-    return {
-        "run": f"intents-s{made.seed}", "arm": "intents", "seeds": [made.seed], "git_commit": git_commit(),
-        "config_hash": digest(models), "command": "intents.py", "games": cfg.games, "figures": ends,
-    }  # fmt: skip
 
 
 def check(cfg: DictConfig) -> None:
@@ -281,14 +269,10 @@ def save_players(made: Made, ensemble: Ensemble | None, runs: Path) -> None:
     `cicero.nonsense=0`."""
     for arm in made.dialogue:
         folder = runs / f"intents-{arm}-s{made.seed}"
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, source in ((DIALOGUE, made.folders[arm]), (ACTION, made.folders[ACTION])):
-            if not (folder / name).exists() or folder_digest(folder / name) != folder_digest(source):
-                copy_folder(source, folder / name)
+        save_player(folder, {DIALOGUE: made.folders[arm], ACTION: made.folders[ACTION]}, made.seed, arm)
         shutil.rmtree(folder / NONSENSE, ignore_errors=True)  # another study's reads another action model
         if ensemble:
             ensemble.save(folder / NONSENSE)
-        write_json(folder / PARTS, {"arm": arm, "seed": made.seed})
 
 
 # --- Measuring --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What studies that make players of intents share: a seed's models as a player, and its line of `cards.jsonl`."""
+"""Saves the models of a seed as a player, makes a seed's card and shows tables, for all studies of intents."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,13 +16,13 @@ from marl.storage.folder import git_commit
 Figures = dict[tuple[str, str], Interval]  # by arm and metric
 
 
-def save_player(player: Path, folders: Mapping[str, Path], seed: int) -> None:
-    """Writes models as a folder to be played as `PLAYER+cicero`."""
+def save_player(player: Path, folders: Mapping[str, Path], seed: int, arm: str = "intent") -> None:
+    """Writes models as a folder to be played as `PLAYER+cicero`. `arm`: what its dialogue model is told."""
     player.mkdir(parents=True, exist_ok=True)
     for part, source in folders.items():
         if not (player / part).exists() or folder_digest(player / part) != folder_digest(source):
             copy_folder(source, player / part)
-    write_json(player / PARTS, {"arm": "intent", "seed": seed})
+    write_json(player / PARTS, {"arm": arm, "seed": seed})
 
 
 def card(

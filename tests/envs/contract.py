@@ -1,4 +1,4 @@
-"""What every environment keeps to, whatever its settings and whatever is replied."""
+"""Checks that hold for every environment, whatever its settings and whatever is replied."""
 
 from collections.abc import Sequence
 from random import Random

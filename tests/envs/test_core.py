@@ -1,4 +1,4 @@
-"""What games share: the interface: seeds, settings and their defaults, and seats that read different styles."""
+"""The interface that games share: seeds, settings and their defaults, and seats that read different styles."""
 
 import importlib.util
 import inspect

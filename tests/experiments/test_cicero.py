@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+import marl
 from experiments import evaluate, train
 from experiments.setup import entrants
-from experiments.setup.players import check_intents, check_players, model_player, more_slots, played_as
+from experiments.setup.players import check_intents, check_plans, check_players, model_player, more_slots, played_as
 from experiments.setup.spec import run_spec
 from experiments.setup.work import Work
 from experiments.studies import conditions, drift, intents
@@ -104,6 +105,10 @@ def test_a_learner_is_told_intents_from_the_command_line(
     assert all(turn["thoughts"].startswith("intent: ") for game in again for turn in game["turns"])
     monkeypatch.setattr(entrants, "longest_stream", lambda config: 512)
     assert entrants.as_in_runs(configure("evaluate"), [str(run), player]).algo.context == 512
+    with pytest.raises(UserError, match="learned under intents, and would play without them"):
+        marl.load(run)
+    with pytest.raises(UserError, match=r"it learned under intents \(algo\.intents\), which plans leave out"):
+        check_plans(f"{run}+plan", "dond")
     plain = run_spec(configure("train", *how))
     assert "intents" not in plain.identity["algo"] and plain.folder != run
     with pytest.raises(UserError, match="no intents were trained here"):

@@ -13,10 +13,12 @@ from envs import dond_v0 as dond
 from envs.core import END, Style
 from envs.dond.texts import claim_questions
 from envs.human_dond import replay
+from experiments.setup.players import check_players
 from experiments.webapp.timeline import timeline_of
 from marl.agents.model import ModelAgent
 from marl.agents.scripted.dond import make_player
 from marl.agents.text import TextAgent
+from marl.common.errors import UserError
 from marl.learning.batch import collate
 from marl.metrics.beliefs import belief_metrics
 from marl.metrics.claims import claims_of, credulity
@@ -24,6 +26,7 @@ from marl.metrics.messages import message_metrics
 from marl.pretraining.corpus import human_row
 from marl.report.transcripts import episode_from_json, episode_to_json
 from marl.report.views import render_text, topic
+from marl.rollout.cast import Seats
 from marl.rollout.games import env_maker, without_later
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import draw_games
@@ -127,6 +130,14 @@ def test_what_reads_beliefs_does_not_take_claims_for_values() -> None:
         assert [b.question for b in again.beliefs] == [b.question for b in game.beliefs]
         assert "belief/prior_log_loss" not in belief_metrics([again], np.random.default_rng(0))
         assert not game.beliefs or timeline_of(written)["asked"] == "the other will claim"
+
+
+def test_who_was_asked_about_values_takes_no_seat_where_claims_are_asked(finished: Path) -> None:
+    cast = {"negotiator": Seats("learner", partner=str(finished), partners=1.0)}
+    values = {**SETTINGS, "questions": "values"}
+    check_players(cast, values, env_maker(values)())
+    with pytest.raises(UserError, match=r"learned with env\.questions=values\. Set it so; here it is claims"):
+        check_players(cast, SETTINGS, env_maker(SETTINGS)())
 
 
 def test_a_persons_dialogue_is_read_without_answers() -> None:

@@ -104,10 +104,10 @@ def test_commands_keep_few_kernels_unless_told_otherwise(monkeypatch: pytest.Mon
 def test_few_kernels_are_less_memory() -> None:
     """600 shapes in processes of their own: what stays is less by more than what few kernels take."""
     work = (
-        "import torch\nfrom experiments.bench.measure import _status\nw = torch.randn(64, 64).bfloat16()\n"
-        "w @ w\nbefore = _status('VmRSS')\n"
+        "import torch\nfrom experiments.bench.measure import resident\nw = torch.randn(64, 64).bfloat16()\n"
+        "w @ w\nbefore = resident('VmRSS')\n"
         "for n in range(2, 602): torch.nn.functional.linear(w[:1].expand(n, 64).contiguous(), w)\n"
-        "print(_status('VmRSS') - before)"
+        "print(resident('VmRSS') - before)"
     )
 
     def kept(extra: dict[str, str]) -> int:
