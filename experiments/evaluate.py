@@ -88,7 +88,7 @@ def main(cfg: DictConfig) -> None:
         check_writable(Path(cfg.out), "out")
     device = pick_device(cfg.device)
     set_threads(cfg.threads)
-    names = with_planners(names, game, first_plans=bool(cfg.planner))
+    names = with_planners(names, spec.env, first_plans=bool(cfg.planner))
     check_names(names, voices, game)
     drawn = each_context(spec.env, cfg.seed) if cfg.each_context else draw_games(cfg.seed, EVALUATION, count=cfg.games)
     drawn = [replace(one, sampling=cfg.sampling) for one in drawn]

@@ -103,7 +103,7 @@ def main(cfg: DictConfig) -> None:
     for name, least in (("games", 1), ("concurrency", 1), ("seed", 0)):
         check_count(cfg[name], name, least)
     parts = play_spec(cfg, [cfg.opponent])
-    check_plans(cfg.opponent, parts.env["game"])
+    check_plans(cfg.opponent, parts.env)
     check_writable(out, "out")
     make_env = env_maker(parts.env)
     person = Person()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from experiments.setup.players import check_whole_claims
 from marl.agents.chat import CHAT
 from marl.algorithms.rl_pikl import RLPiklConfig
 from marl.common.errors import UserError
@@ -47,6 +48,8 @@ def check_losses(spec: RunSpec) -> None:
             )
     if plans and game not in PLANNED:
         raise UserError(f"loss.plan: env.game={game} has nothing to plan. Leave it out (~loss.plan).")
+    if plans:
+        check_whole_claims(spec.env, "loss.plan")
     if not any(loss.weight for loss in losses.values()):
         raise UserError(f"loss: with algo={kind} every weight is 0, so there is nothing to learn. Raise one.")
     for name, loss in losses.items():
@@ -84,9 +87,7 @@ def check_intents_are_read(spec: RunSpec) -> None:
         return
     if any_reads(spec.losses, "planned"):
         raise UserError(f"loss.plan: with algo.intents={told} no claim is planned. Drop one of them.")
-    for name, value in (("questions", "values"), ("format", "free")):
-        if (given := spec.env.get(name, value)) != value:
-            raise UserError(f"env.{name}={given}: with algo.intents={told} intents cannot be planned; must be {value}")
+    check_whole_claims(spec.env, f"algo.intents={told}")
     for role, seats in spec.cast.items():
         if seats.pool:
             raise UserError(f"cast.{role}.pool={seats.pool}: past selves are told no intents; must be 0")

@@ -131,13 +131,13 @@ def base_beside(name: str) -> Path | None:
     return base_folder(run_of(name), policy_folder(name))
 
 
-def with_planners(names: Sequence[str], game: str, first_plans: bool) -> list[str]:
+def with_planners(names: Sequence[str], env: Mapping[str, Any], first_plans: bool) -> list[str]:
     """Returns the players' names, those who plan with `+plan`. `first_plans`: the first does where nobody else does."""
     alone = first_plans and not any(name.endswith((SUFFIX, CICERO)) for name in names)
     found = [name + SUFFIX if alone and number == 0 else name for number, name in enumerate(names)]
     for number, name in enumerate(found):
         try:
-            check_plans(name, game)
+            check_plans(name, env)
         except UserError as error:
             raise UserError(f"players[{number}]={error}") from error
     return found

@@ -111,8 +111,11 @@ def more_slots(name: str) -> int:
     return SLOTS if name.endswith(SUFFIX) else 0
 
 
-def check_plans(name: str, game: str) -> None:
+def check_plans(name: str, env: Mapping[str, Any]) -> None:
     """Refuses `+plan` or `+cicero` for a player that cannot plan so, or in a game without plans."""
+    game = env["game"]
+    if name.endswith((SUFFIX, CICERO)):
+        check_whole_claims(env, name)
     if name.endswith(CICERO):
         if game not in WITH_INTENTS:
             raise UserError(f"{name}: env.game={game} has no intents; leave out {CICERO}")
@@ -134,6 +137,13 @@ def check_plans(name: str, game: str) -> None:
         raise UserError(f"{name}: {bare(name)} has no policy to plan from. Name a run's folder or base.")
     if told_of(name):
         raise UserError(f"{name}: it learned under intents (algo.intents), which plans leave out. Leave out {SUFFIX}.")
+
+
+def check_whole_claims(env: Mapping[str, Any], who: str) -> None:
+    """Refuses settings of Deal or No Deal with which `who` could not plan."""
+    for setting, value in (("format", "free"), ("questions", "values")) if env["game"] == "dond" else ():
+        if (given := env.get(setting, value)) != value:
+            raise UserError(f"env.{setting}={given}: {who} plans whole claims by beliefs about values; must be {value}")
 
 
 def text_agent(name: str, env: Mapping[str, Any]) -> TextAgent:
@@ -330,7 +340,7 @@ def check_players(cast: Mapping[str, Seats], env: Mapping[str, Any], table: Any)
     for name in players_of(cast):
         if name not in (*LEARNERS, "base", CHAT) and not name.startswith(PAST):
             try:
-                check_plans(name, game)
+                check_plans(name, env)
                 if bare(name) == "base":
                     continue
                 if is_run(name):

@@ -180,7 +180,7 @@ def resolved(name: str, cfg: DictConfig) -> str:
         found = one_run(cfg.runs, bare(name), "players")
         name = str(found) + name.removeprefix(bare(name))
     name = in_runs(name, cfg.runs)
-    check_plans(name, "dond")
+    check_plans(name, cfg.env)
     if is_run(name):
         game = read_card(policy_folder(name)).get("game")
         if game != "dond":

@@ -115,12 +115,7 @@ def claim_metrics(
 
 
 def credulity(episode: Episode, claims: Sequence[Claim]) -> list[tuple[float, float, bool]]:
-    """(belief before, after, truth) in what messages say, for each listener; of messages that give one answer only.
-
-    None in Deal or No Deal if claims are asked for: messages tell values.
-    """
-    if "counts" in episode.facts and any(belief.question.later for belief in episode.beliefs):
-        return []
+    """(belief before, after, truth) in what messages say, for each listener; of messages that give one answer only."""
     answers: dict[tuple[int, str], dict[str, Turn]] = {}  # (step, question's word) -> what is said
     for claim in claims:
         if claim.says:

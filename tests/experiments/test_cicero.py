@@ -108,7 +108,7 @@ def test_a_learner_is_told_intents_from_the_command_line(
     with pytest.raises(UserError, match="learned under intents, and would play without them"):
         marl.load(run)
     with pytest.raises(UserError, match=r"it learned under intents \(algo\.intents\), which plans leave out"):
-        check_plans(f"{run}+plan", "dond")
+        check_plans(f"{run}+plan", {"game": "dond"})
     plain = run_spec(configure("train", *how))
     assert "intents" not in plain.identity["algo"] and plain.folder != run
     with pytest.raises(UserError, match="no intents were trained here"):

@@ -83,7 +83,7 @@ def test_it_takes_a_seat_of_a_cast(runs: Path) -> None:
 
 def test_what_cannot_talk_with_a_plan_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"press-s0\+cicero"):
-        check_plans(f"{tmp_path}+cicero", "diplomacy")
+        check_plans(f"{tmp_path}+cicero", {"game": "diplomacy"})
 
 
 @pytest.mark.parametrize(
