@@ -155,10 +155,10 @@ algo=pikl ~loss.plan | loss.plan is missing: with algo=pikl
 algo=pikl cast.negotiator={player:learner,partner:rival,partners:1} | algo=pikl trains one learner, and the cast has
 loss=plan algo.planner.choose=best | algo.planner.choose=best: PPO learns from the policy's own samples
 loss=plan algo.intents=runs/intents-both-s0 | loss\.plan: with algo\.intents=runs/intents-both-s0 no claim is planned
-algo.intents=runs/x env.questions=claims | env\.questions=claims: algo\.intents=runs/x plans whole claims by beliefs about values
+algo.intents=runs/x env.questions=claims | env\.questions=claims: algo\.intents=runs/x plans whole claims
 algo.intents=runs/x env.format=structured | env\.format=structured: algo\.intents=runs/x plans
 loss=plan env.questions=claims | env\.questions=claims: loss\.plan plans whole claims
-cast.negotiator.partner=base+plan cast.negotiator.partners=1 env.questions=claims | env\.questions=claims: base\+plan plans
+cast.negotiator.partner=base+plan cast.negotiator.partners=1 env.questions=claims | base\+plan plans whole claims
 algo.intents=runs/x cast.negotiator.partners=1 cast.negotiator.pool=2 | past selves are told no intents
 base=human data.dond=x env.questions=claims | env\.questions=claims: base=human learns to answer questions about values
 loss=plan algo=filtered_bc | loss=plan: algo=filtered_bc imitates games as they were played. Drop it

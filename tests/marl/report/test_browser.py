@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from shutil import which
 from typing import Any
 
@@ -9,8 +10,11 @@ import pytest
 
 from marl.report.page import build_report
 from marl.report.transcripts import write_episodes
+from marl.rollout.games import env_maker, scripted
+from marl.rollout.rollout import everyone, rollout
+from marl.rollout.seeds import draw_games
 from tests.marl.episodes import meeting_game
-from tests.marl.report.test_page import make_among_us_run
+from tests.marl.report.test_page import make_among_us_run, make_run
 
 playwright = pytest.importorskip("playwright.sync_api")
 HOSTILE = "red </script><script>window.hit = 1</script><img src=x onerror='window.hit = 2'>"
@@ -119,3 +123,19 @@ def test_all_is_there_without_scripts(browser: Any, address: str) -> None:
     assert page.locator("form").is_hidden() and page.locator("article").count() == 24
     assert page.locator("article").first.is_visible()
     context.close()
+
+
+def test_a_game_of_diplomacy_ends_with_its_board(page: Any, tmp_path: Path) -> None:
+    """The picture is shown, and takes no room from the table beside it."""
+    pytest.importorskip("diplomacy", reason="needs pip install -e '.[diplomacy]'")
+    env = env_maker({"game": "diplomacy", "map_name": "pure", "press": "private", "years": 1})
+    played = rollout(draw_games(0, 1, count=2), everyone(scripted("diplomacy", "mixture")), env, 2)
+    run = make_run(tmp_path / "run")
+    for player in ("base", "trained"):
+        write_episodes(run / "episodes" / f"{player}.jsonl", played)
+    build_report([run], tmp_path / "report.html", "press")
+    page.goto((tmp_path / "report.html").as_uri())
+    board = page.locator(".games details[open] .picture").first
+    assert board.evaluate("each => each.naturalWidth > 0 && each.getBoundingClientRect().width > 200")
+    table = page.locator(".games details[open] .phase:has(.picture) .scroll").first
+    assert table.evaluate("each => each.scrollWidth <= each.clientWidth")

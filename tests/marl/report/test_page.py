@@ -158,7 +158,7 @@ def test_one_run(tmp_path: Path) -> None:
     assert [tag for tag, _ in page.tags].count("script") == 1 and f"<script>{script}</script>" in source
     allowed = next(a["content"] for tag, a in page.tags if tag == "meta" and "http-equiv" in a)
     digest = b64encode(sha256(script.encode()).digest()).decode()
-    assert allowed == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    assert allowed == f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert {a["href"] for tag, a in page.tags if tag == "a"} <= {f"#{name}" for name in ids}
     assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
