@@ -162,8 +162,43 @@ def publish(runs: Sequence[Run], folder: Path, part: str = "") -> None:
         )
     check_writable(folder, "publish")
     for suffix, group in variants(runs).items():
-        publish_variant(games[0], group, folder, part + suffix)
+        models = by_model(group)
+        if not models:
+            publish_variant(games[0], group, folder, part + suffix)
+            continue
+        found = [
+            (model, row)
+            for model, own in models.items()
+            for row in publish_variant(games[0], own, folder, f"{part}{suffix}_{in_a_name(model)}")
+        ]
+        table = folder / f"table{part}{suffix}.csv"
+        write_csv(table, ("model", *TableRow.__dataclass_fields__), ((model, *astuple(row)) for model, row in found))
+        draw_models(table, folder)
     write_cards((run.folder for run in runs), folder)
+
+
+def by_model(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs by what plays, the small model first; empty where none of them has a pretrained model."""
+
+    def called(run: Run) -> str:
+        model = run.config.get("model") or {}
+        if model.get("kind") != "hf":
+            return "small"
+        return Path(str(model["name"])).name + ("" if model.get("lora") else ", all weights")
+
+    names = sorted({called(run) for run in runs}, key=lambda name: (name != "small", name))
+    return {} if names == ["small"] else {name: [run for run in runs if called(run) == name] for name in names}
+
+
+def draw_models(table: Path, out: Path) -> None:
+    """Draws all models' arms of a table that has the column `model` side by side."""
+    with reading(table):
+        of = [row["model"] for row in csv_rows(table)]
+        rows = [replace(row, arm=f"{row.arm}, {model}") for model, row in zip(of, read_table(table), strict=True)]
+        there = {row.metric for row in rows}
+        game = next((name for name, metric in OWN.items() if metric in there), "dond")
+        drawn = [name for name in DRAWN[game] if name in there]
+        ablation_figure(rows, drawn, out / table.name.replace("table", "figure", 1).replace(".csv", ".svg"))
 
 
 def variants(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -192,8 +227,8 @@ def in_words(suffix: str) -> str:
     return suffix.strip("_").replace("_", " ")
 
 
-def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -> None:
-    """Writes the files of one variant of the game, and prints its table."""
+def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -> list[TableRow]:
+    """Writes the files of one variant of the game, or of one model in it, and prints its table. Returns it."""
     arms = arm_runs(runs)
     if game == "among_us":  # its table names the arm even if there is only one
         arms = [replace(arm, arm=named(arm.arm, runs)) for arm in arms]
@@ -237,6 +272,7 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
             say("\n" + format_table(figures_by_arm(found)))
     for sentence in costs(runs):
         say("\n" + sentence)
+    return rows
 
 
 def redraw(folder: Path, out: Path) -> None:
@@ -254,6 +290,9 @@ def redraw(folder: Path, out: Path) -> None:
     check_writable(out, "publish")
     for suffix in suffixes:
         draw(folder, suffix, out)
+    for table in sorted(folder.glob("table*.csv")):
+        if table.read_text().startswith("model,"):
+            draw_models(table, out)
     say(f"figures: {out}")
 
 

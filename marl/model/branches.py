@@ -83,20 +83,21 @@ def reads_branches(lm: PreTrainedModel) -> bool:
     listed = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None) or ()
     if {*listed} - {FULL, SLIDING}:
         return False
-    vocabulary = config.vocab_size
     stream, questions = list(range(3, 14)), ((4, [5, 2, 9]), (11, [7, 1]))  # and what each goes on from
     row, branch, position_ids = [*stream], [0] * len(stream), list(range(len(stream)))
     for number, (shared, ids) in enumerate(questions, start=1):
         row, branch = row + ids, branch + [number] * len(ids)
         position_ids = position_ids + list(range(shared, shared + len(ids)))
     fresh = [stream, *([*stream[:shared], *ids] for shared, ids in questions)]
+
+    def ordinary(ids: list[int]) -> Tensor:
+        """Tokens from all over the vocabulary, (1, n): bfloat16 is far off among the first ones, which are control."""
+        return (torch.tensor([ids], device=lm.device) * 1009 + 500) % config.vocab_size
+
     try:
-        tokens, numbers, positions = (torch.tensor([each], device=lm.device) for each in (row, branch, position_ids))
-        found = read_branches(lm, tokens % vocabulary, numbers, positions)[0]
-        alone = [
-            lm.base_model(input_ids=torch.tensor([each], device=lm.device) % vocabulary, use_cache=False)
-            for each in fresh
-        ]
+        numbers, positions = (torch.tensor([each], device=lm.device) for each in (branch, position_ids))
+        found = read_branches(lm, ordinary(row), numbers, positions)[0]
+        alone = [lm.base_model(input_ids=ordinary(each), use_cache=False) for each in fresh]
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
         return False  # it takes no such masks or positions
     whole = torch.cat([alone[0].last_hidden_state[0]] + [

@@ -352,10 +352,19 @@ class StreamWriter:
         self.stream.append(form.after_reply, Kind.OBSERVATION)
 
     def _ask_beside(self, question: Question, step: int) -> None:
-        """Asks in a branch: the tokens that `_ask` would append, up to the place of the answer."""
+        """Asks in a branch: the tokens that `_ask` would append, up to the place of the answer.
+
+        Where the game has said which letters answer, a chat model asks itself: its own turn, begun with the question,
+        takes half the tokens of a user's turn and a cue.
+        """
         if not self.stream.tokens:
             raise UserError(f"{question.text}: asked before the player has read anything. Ask it after the opening")
-        length = len(self.stream)
+        length, form = len(self.stream), self.tokens.format
+        if question.letters and form.ask_in_turn and form.cue:
+            letters, _ = self.tokens.label(tuple(string.ascii_uppercase[: len(question.candidates)]))
+            branch = (*form.cue, *self.tokens.encode(question.text))
+            self.asked.append(Asked(length - 1, step, question, tuple(letters), branch))
+            return
         aside = StreamWriter(self.tokens, Stream([*self.stream.tokens], [*self.stream.kinds]))
         aside._ask(question, step)
         (asked,) = aside.asked

@@ -32,7 +32,7 @@ from marl.rollout.games import file_digests, game_module, scripts_module, withou
 from marl.storage.checkpoint import copy_folder, load_policy, make_once, read_card, save_policy
 
 FORMAT = 2  # raise it when the same settings make another base
-HF_STREAMS = 2  # raise it when models of `transformers` read other streams
+HF_STREAMS = 3  # raise it when models of `transformers` read other streams
 
 Progress = Callable[[str, int, int], None]  # what is done, steps taken, all steps
 Report = Callable[[str], None]
@@ -201,7 +201,7 @@ def _train(
     if model.base_lora:
         policy = adapted(policy, model.base_lora, base.seed)
     if human_data:
-        held_out = human["val"].rows(tokens)
+        held_out = human["val"].first(base.held_out_games).rows(tokens)
         steps = base.epochs * math.ceil(len(human["train"].steps) / base.rows)
         draw = corpus.human_epochs(human_data, games, tokens, base)
     else:
@@ -235,7 +235,7 @@ def _train(
 
     figures = measured(held_out)
     if human:
-        found_test = measured(human["test"].rows(tokens))
+        found_test = measured(human["test"].first(base.held_out_games).rows(tokens))
         figures |= {f"test_{name}": value for name, value in found_test.items()}
     return policy, figures
 

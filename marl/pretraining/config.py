@@ -132,6 +132,7 @@ class BaseConfig:
     hold_out: bool = True  # don't train on the game's test contexts; without it, evaluate on contexts of another origin
     keep: str = "all"  # or nonzero: train only on views whose player scored
     human_games: int = 0  # train on so many of the remaining dialogues, drawn by `seed`; 0: on all of them
+    held_out_games: int = 0  # measure on the first so many dialogues of each held-out split; 0: on all of them
     dropout: float = 0.0  # of the embeddings and of each block's output (Llama-family models)
     rows: int = 16  # in one step
     learning_rate: float = 4e-3
@@ -154,8 +155,9 @@ class BaseConfig:
                 raise UserError(f"base.{name}={getattr(self, name)}: must be at least 1")
         if self.keep not in KEEPS:
             raise UserError(f"base.keep={self.keep}: must be one of {', '.join(KEEPS)}")
-        if self.human_games < 0:
-            raise UserError(f"base.human_games={self.human_games}: must be at least 1, or 0 for all of them")
+        for name in ("human_games", "held_out_games"):
+            if getattr(self, name) < 0:
+                raise UserError(f"base.{name}={getattr(self, name)}: must be at least 1, or 0 for all of them")
         for name in ("learning_rate", "weight_decay", "warmup"):
             if getattr(self, name) < 0:
                 raise UserError(f"base.{name}={getattr(self, name)}: must not be negative")
@@ -178,9 +180,12 @@ class BaseConfig:
     def made_of(self) -> dict[str, Any]:
         """The settings that the trained base depends on; those of human data only if they are used."""
         default = BaseConfig()
-        later = ("players", "hold_out", "dropout", "keep", "human_games", "tokenizer_games", "after_questions")
+        later = (
+            "players", "hold_out", "dropout", "keep", "human_games", "held_out_games", "tokenizer_games",
+            "after_questions",
+        )  # fmt: skip
         unused = {name for name in later if getattr(self, name) == getattr(default, name)}
-        of_people = {"permute_items", "deals_only", "claim", "hold_out", "keep", "human_games"}
+        of_people = {"permute_items", "deals_only", "claim", "hold_out", "keep", "human_games", "held_out_games"}
         unused |= {"tokenizer_games"} if self.data == "human" else of_people
         unused |= set() if self.lessons else {"lessons"}
         return {name: value for name, value in asdict(self).items() if name not in unused}

@@ -81,6 +81,12 @@ class Recorded:
         """Lists one row a view, as an episode with one known seat."""
         return [human_row(steps, tokens, index) for index, steps in enumerate(self.steps)]
 
+    def first(self, games: int) -> "Recorded":
+        """The views of the first so many dialogues; of all of them for 0."""
+        kept = {*list(dict.fromkeys(self.dialogues))[: games or None]}
+        views = [i for i, dialogue in enumerate(self.dialogues) if dialogue in kept]
+        return Recorded([self.steps[i] for i in views], self.left_out, [self.dialogues[i] for i in views])
+
 
 def recorded(
     folder: str,

@@ -66,6 +66,7 @@ FILLED = {
 # Fields that no file sets: their default is the only one.
 ONLY_IN_CODE = {
     "BaseConfig.human_games",  # base/human.yaml
+    "BaseConfig.held_out_games",  # base/human.yaml
     "BaseConfig.keep",  # base/human.yaml
     "LookaheadConfig.search",  # a part of its own
     "BaseConfig.vary",  # a game's file sets it
