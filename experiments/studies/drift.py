@@ -25,6 +25,7 @@ from envs.human_dond import read_split
 from experiments.launch.command import command
 from experiments.launch.terminal import say
 from experiments.setup.config import cast_of
+from experiments.setup.devices import check_bf16
 from experiments.setup.players import style_of, told_in
 from experiments.setup.select import selected
 from experiments.setup.stages import Stage, base_folder, stages_of
@@ -105,11 +106,15 @@ def main(cfg: DictConfig) -> None:
     check_play(cfg)
     if cfg.split not in SPLITS:
         raise UserError(f"split={cfg.split}: must be one of {', '.join(SPLITS)}; bases learn from the others")
+    if cfg.dialogues < 0:
+        raise UserError(f"dialogues={cfg.dialogues}: must be at least 1, or 0 for all of them")
     subjects = [each for run in selected(Path(cfg.runs), cfg.select, cfg.where) for each in subjects_of(run, cfg)]
     refuse_doubles((each.run, each.objective, each.arm, each.seed) for each in subjects)
     subjects.sort(key=lambda each: (-each.objective, each.arm, each.seed, each.stage.iteration))
     human = people_metrics(cfg.data.dond, cfg.split) if cfg.data.dond else {}
     workspace = begin(cfg)
+    if cfg.bf16:
+        check_bf16(workspace.device, "bf16")
     paths = [workspace.cells / f"{digest(subject.settings)}.json" for subject in subjects]
     if not cfg.data.dond:
         say("data.dond=null: the likelihood of human dialogues is left out")
@@ -145,6 +150,8 @@ def subjects_of(run: Path, cfg: DictConfig) -> list[Subject]:
         raise UserError(f"select: {run.name} is a run of {config['env']['game']}. Name runs of Deal or No Deal.")
     people = people_folder(run, cfg.human)
     dialogues = {"split": cfg.split, "files": data_files(Path(cfg.data.dond))} if cfg.data.dond else None
+    if dialogues and cfg.dialogues:
+        dialogues["first"] = cfg.dialogues
     settings = {
         "people": folder_digest(people),
         "env": env,
@@ -156,6 +163,7 @@ def subjects_of(run: Path, cfg: DictConfig) -> list[Subject]:
         "seed": cfg.seed,
         "dialogues": dialogues,
         "reading": READING,
+        **({"bf16": True} if cfg.bf16 else {}),
     }
     if told := told_in(config["algo"]):
         settings["told"] = {"action": folder_digest(Path(told["intents"]) / ACTION), "settings": asdict(told["cicero"])}
@@ -188,8 +196,9 @@ def measure(subject: Subject, cfg: DictConfig, workspace: Workspace) -> Metrics:
     env, policy, rng = evaluated_game(subject.config), subject.stage.load(workspace.device), np.random.default_rng(0)
     algo, temperature = subject.config["algo"], subject.config["eval"]["temperature"]
     limits = PlayConfig(
-        games=cfg.games, concurrency=cfg.concurrency, max_new_tokens=algo["max_new_tokens"], context=algo["context"]
-    )
+        games=cfg.games, concurrency=cfg.concurrency, max_new_tokens=algo["max_new_tokens"], context=algo["context"],
+        play_bf16=cfg.bf16,
+    )  # fmt: skip
     limits = with_room(limits, [Slots.of(policy.lm.config, limits.context, 2)], workspace.device)
     agent = model_agent(SPEAKER, policy, limits, 2, temperature)
     if told := told_in(algo):
@@ -200,12 +209,13 @@ def measure(subject: Subject, cfg: DictConfig, workspace: Workspace) -> Metrics:
     found |= talk_drift([read_talk(talk_of(episode)) for episode in episodes], rng)
     if cfg.data.dond:
         views = recorded(cfg.data.dond, cfg.split, [env_maker({**env, "contexts": None, "split": "all"})])
-        likely = likelihood(policy, by_dialogue(views.dialogues, views.rows(policy.tokens)), rng)
+        views = views.first(cfg.dialogues)
+        likely = likelihood(policy, by_dialogue(views.dialogues, views.rows(policy.tokens)), rng, cfg.bf16)
         if likely is not None:
             found["drift/human_dialogues"] = likely
     judge = load_policy(subject.people, workspace.device)
     again = env_maker({**env, "style": style_of(subject.people, env) or env.get("style")})()
-    own = likelihood(judge, [retold(episode, again, judge.tokens, (SPEAKER,)) for episode in episodes], rng)
+    own = likelihood(judge, [retold(episode, again, judge.tokens, (SPEAKER,)) for episode in episodes], rng, cfg.bf16)
     if own is not None:
         found["drift/own_speech"] = own
     return found

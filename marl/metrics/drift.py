@@ -25,17 +25,18 @@ TOKENS_AT_ONCE = 16384
 
 
 @torch.no_grad()
-def speech_likelihood(policy: Policy, rows: Sequence[Row]) -> np.ndarray:
+def speech_likelihood(policy: Policy, rows: Sequence[Row], bf16: bool = False) -> np.ndarray:
     """Returns the sum of log p in nats, and the words, of each row's own messages: shape (rows, 2).
 
     p is the policy's at temperature 1, given everything before. Only what others heard counts. Words are split at white
-    space, so figures per word compare across tokenizers.
+    space, so figures per word compare across tokenizers. bf16: passes compute in bfloat16.
     """
     found = np.zeros((len(rows), 2))
     batch = collate(rows, {})
     for numbers in micro_batches(batch, torch.arange(batch.shape[0]), TOKENS_AT_ONCE):
         part = batch.select(numbers).to(policy.device)
-        logprobs = forward(policy, part, 1.0, {"reply": False}).logprobs
+        with torch.autocast(policy.device.type, torch.bfloat16, enabled=bf16):
+            logprobs = forward(policy, part, 1.0, {"reply": False}).logprobs
         found[numbers.numpy(), 0] = torch.where(part.body & part.reply, logprobs, 0.0).double().sum(1).cpu().numpy()
     for i, (episode, agent) in enumerate(rows):
         own = [t for t in episode.turns if t.agent == agent and t.body[0] < t.body[1]]
@@ -48,10 +49,12 @@ def heard_words(turn: Turn) -> list[str]:
     return (turn.message or turn.text.removeprefix(MESSAGE).partition(END)[0]).split()
 
 
-def likelihood(policy: Policy, games: Sequence[Sequence[Row]], rng: np.random.Generator) -> Interval | None:
+def likelihood(
+    policy: Policy, games: Sequence[Sequence[Row]], rng: np.random.Generator, bf16: bool = False
+) -> Interval | None:
     """Mean log-likelihood of the messages in nats a word, with an interval over games; None without a message."""
     owner = [number for number, rows in enumerate(games) for _ in rows]
-    found = speech_likelihood(policy, [row for rows in games for row in rows])
+    found = speech_likelihood(policy, [row for rows in games for row in rows], bf16)
     sums = np.zeros((len(games), 2))
     np.add.at(sums, owner, found)
     return bootstrap_ratio(sums[:, 0], sums[:, 1], rng=rng) if sums[:, 1].sum() else None
