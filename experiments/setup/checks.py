@@ -18,7 +18,9 @@ from marl.rollout.games import exchangeable, has_truths, scripted
 if TYPE_CHECKING:
     from experiments.setup.spec import RunSpec
 
-HUMAN_ONLY = ("epochs", "permute_items", "deals_only", "claim", "keep", "human_games", "held_out_games")  # settings of `base`
+HUMAN_ONLY = (  # settings of `base`
+    "epochs", "permute_items", "deals_only", "claim", "keep", "human_games", "held_out_games",
+)  # fmt: skip
 
 
 def check_scripted(game: str, players: str, where: str) -> None:
