@@ -245,6 +245,15 @@ def test_recurrent_models_and_windows_of_their_own_make_cannot() -> None:
         assert reads_branches(random_lm(name, 300)), name
 
 
+def test_it_is_tried_on_ordinary_tokens_as_bfloat16_needs() -> None:
+    """The first tokens of a vocabulary are control tokens, whose states are noise in bfloat16."""
+    lm, tried = random_lm("llama", 2000).to(torch.bfloat16), list[Tensor]()
+    lm.get_input_embeddings().register_forward_pre_hook(lambda _, given: tried.append(given[0].flatten()))
+    assert reads_branches(lm)
+    ids = torch.cat(tried)
+    assert int(ids.min()) >= 500 and int(ids.max()) >= 1500 and len(ids.unique()) > 10
+
+
 def test_where_questions_are_read(policies: dict[str, Policy]) -> None:
     """`auto`: beside the stream by chat models that can."""
     chat, tiny = policies["qwen3"], tiny_policy()
