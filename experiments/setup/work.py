@@ -32,7 +32,7 @@ from marl.agents.chat import CHAT, ChatAgent
 from marl.common.errors import UserError
 from marl.common.files import digest, reading
 from marl.intents.agent import ACTION
-from marl.model.lora import adapter_bytes, read_adapter
+from marl.model.lora import AdapterConfig, adapter_bytes, read_adapter
 from marl.model.policy import load_config, load_tokens
 from marl.pretraining.base import base_folder, base_settings
 from marl.pretraining.corpus import data_files
@@ -122,12 +122,16 @@ def check_adapters(spec: RunSpec) -> None:
                 raise for_another_base(name, run)
             theirs = read_adapter(folder, bf16)
             if (theirs.form, theirs.bf16) != (lora.form, lora.bf16):
-                rank, alpha, targets = theirs.form
                 raise UserError(
-                    f"init.{name}={run}: its adapter has rank {rank}, alpha {alpha}, targets {targets} and "
-                    f"bf16 {theirs.bf16}, and model.lora asks for {lora.rank}, {lora.alpha}, {lora.form[2]} and "
-                    f"{lora.bf16}. Give both the same"
+                    f"init.{name}={run}: its adapter has {in_words(theirs)}, and this run's has {in_words(lora)}. Give "
+                    "both the same model.lora."
                 )
+
+
+def in_words(lora: AdapterConfig) -> str:
+    rank, alpha, targets = lora.form
+    listed = targets if isinstance(targets, str) else f"[{','.join(targets)}]"
+    return f"rank {rank}, alpha {alpha}, targets {listed} and bf16 {str(lora.bf16).lower()}"
 
 
 def for_another_base(learner: str, run: str) -> UserError:

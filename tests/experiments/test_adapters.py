@@ -187,8 +187,14 @@ def test_settings_that_cannot_be(overrides: tuple[str, ...], said: str, tmp_path
 
 
 def test_another_rank_or_other_targets_than_the_run_to_start_from(run: Path, bases: Path, tmp_path: Path) -> None:
-    for setting in ("rank=8", "targets=[q_proj]", "bf16=true"):
-        with pytest.raises(UserError, match=r"its adapter has rank 4, alpha 8, targets all-linear and bf16 False, and"):
+    this = {
+        "rank=8": "rank 8, alpha 8, targets all-linear and bf16 false",
+        "targets=[q_proj,o_proj]": r"rank 4, alpha 8, targets \[o_proj,q_proj\] and bf16 false",
+        "bf16=true": "rank 4, alpha 8, targets all-linear and bf16 true",
+    }
+    for setting, said in this.items():
+        its = "its adapter has rank 4, alpha 8, targets all-linear and bf16 false"
+        with pytest.raises(UserError, match=rf"{its}, and this run's has {said}\. Give both the same model\.lora\."):
             trained(tmp_path, bases, f"init.learner={run}", f"model.lora.{setting}")
 
 
