@@ -9,7 +9,7 @@ from typing import Any
 from experiments.final_games import warn_if_hopeless, watch
 from experiments.launch.terminal import Bar, say
 from experiments.setup.players import run_policy, seat_players
-from experiments.setup.work import Work, seeds_of, start_of
+from experiments.setup.work import Work, for_another_base, seeds_of, start_of
 from marl.algorithms.filtered_bc import FilteredBCConfig, train_filtered_bc
 from marl.algorithms.pool import Pool
 from marl.algorithms.ppo import train_ppo
@@ -106,10 +106,7 @@ def starting_policies(work: Work, base: Policy, ranks: Ranks) -> dict[str, Polic
         if run := start_of(spec, name):
             policies[name] = policy = run_policy(run, spec.env["game"], base.device, base)
             if policy.adapter and policy.adapter.base is not base:
-                raise UserError(
-                    f"init.{name}={spec.init[name]}: it is an adapter for another base than this run's. Let both start "
-                    "from the same base, or merge it (marl.merge)"
-                )
+                raise for_another_base(name, spec.init[name])
         else:
             policies[name] = adapted(base, spec.model.lora, spec.seed) if spec.model.lora else copy.deepcopy(base)
     for name, policy in policies.items():

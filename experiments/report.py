@@ -49,7 +49,17 @@ from marl.report.games import speakers
 from marl.report.page import folders_of, read_run, write_report
 from marl.report.plane import PLANE, plane_figure
 from marl.report.prose import costs, mixed, what_was_seen
-from marl.report.runs import TRAINED, Run, arm_label, arm_runs, base_names, equal_compute, variant_of
+from marl.report.runs import (
+    SMALL,
+    TRAINED,
+    Run,
+    arm_label,
+    arm_runs,
+    base_names,
+    equal_compute,
+    model_of,
+    variant_of,
+)
 from marl.report.tables import columns_of
 from marl.storage.folder import flat, unlike
 
@@ -87,12 +97,13 @@ def main(cfg: DictConfig) -> None:
     if cfg.data:
         return redraw(Path(cfg.data), Path(cfg.publish or cfg.data))
     runs = [read_run(folder) for folder in selected(Path(cfg.runs), cfg.select, cfg.where)]
-    if not cfg.publish or len({run.arm for run in runs}) == 1:  # published arms keep the names that they have
-        runs = told_apart(runs)
+    named = with_models(runs)
+    if not cfg.publish or len({run.arm for run in named}) == 1:  # published arms keep the names that they have
+        runs = named = told_apart(named)
     say(counted(runs))
     out = Path(cfg.out)
     first = cfg.select if isinstance(cfg.select, str) else cfg.select[0]
-    write_report(runs, out, title=cfg.title or first.rstrip("-*"))
+    write_report(named, out, title=cfg.title or first.rstrip("-*"))
     if cfg.publish:
         with reading(folders_of(runs)):
             publish(runs, Path(cfg.publish), f"_{cfg.part}" if cfg.part else "")
@@ -104,7 +115,7 @@ def main(cfg: DictConfig) -> None:
 
 def report_sweep(folders: Sequence[Path]) -> None:
     """Ends a sweep of `experiments.train`: one table over these finished runs, and `NAME.html` beside them."""
-    runs = told_apart([read_run(folder) for folder in dict.fromkeys(folders)])
+    runs = told_apart(with_models([read_run(folder) for folder in dict.fromkeys(folders)]))
     say(counted(runs))
     name = joined_name(dict.fromkeys(str(run.config.get("name", run.folder.name)) for run in runs), "+")
     out = folders[0].parent / f"{name}.html"
@@ -169,7 +180,7 @@ def publish(runs: Sequence[Run], folder: Path, part: str = "") -> None:
         found = [
             (model, row)
             for model, own in models.items()
-            for row in publish_variant(games[0], own, folder, f"{part}{suffix}_{in_a_name(model)}")
+            for row in publish_variant(games[0], own, folder, part + suffix + in_a_file(f"_{in_a_name(model)}"))
         ]
         table = folder / f"table{part}{suffix}.csv"
         write_csv(table, ("model", *TableRow.__dataclass_fields__), ((model, *astuple(row)) for model, row in found))
@@ -179,15 +190,14 @@ def publish(runs: Sequence[Run], folder: Path, part: str = "") -> None:
 
 def by_model(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Runs by what plays, the small model first; empty where none of them has a pretrained model."""
+    names = sorted({model_of(run) for run in runs}, key=lambda name: (name != SMALL, name))
+    return {} if names == [SMALL] else {name: [run for run in runs if model_of(run) == name] for name in names}
 
-    def called(run: Run) -> str:
-        model = run.config.get("model") or {}
-        if model.get("kind") != "hf":
-            return "small"
-        return Path(str(model["name"])).name + ("" if model.get("lora") else ", all weights")
 
-    names = sorted({called(run) for run in runs}, key=lambda name: (name != "small", name))
-    return {} if names == ["small"] else {name: [run for run in runs if called(run) == name] for name in names}
+def with_models(runs: Sequence[Run]) -> list[Run]:
+    """Adds the model to all arms' names if several models play, as on a page of all of them."""
+    several = len(by_model(runs)) > 1
+    return [replace(run, arm=f"{run.arm}, {model_of(run)}") if several else run for run in runs]
 
 
 def draw_models(table: Path, out: Path) -> None:
@@ -218,9 +228,13 @@ def variants(runs: Sequence[Run]) -> dict[str, list[Run]]:
     groups: dict[str, list[Run]] = {}
     for run in sorted(runs, key=order):
         differs = "".join(f"_{key}_{in_a_name(value)}" for key, value in variant_of(run, runs).items())
-        groups.setdefault(re.sub(r"[^\w.+-]", "-", differs), []).append(run)
+        groups.setdefault(in_a_file(differs), []).append(run)
     (_, headline), *others = groups.items()
     return {"": headline, **dict(others)}
+
+
+def in_a_file(ending: str) -> str:
+    return re.sub(r"[^\w.+-]+", "-", ending)
 
 
 def in_words(suffix: str) -> str:

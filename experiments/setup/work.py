@@ -32,13 +32,14 @@ from marl.agents.chat import CHAT, ChatAgent
 from marl.common.errors import UserError
 from marl.common.files import digest, reading
 from marl.intents.agent import ACTION
-from marl.model.lora import adapter_bytes, read_adapter
-from marl.model.policy import load_config, load_tokenizer
+from marl.model.lora import AdapterConfig, adapter_bytes, read_adapter
+from marl.model.policy import load_config, load_tokens
+from marl.pretraining.base import base_folder, base_settings
 from marl.pretraining.corpus import data_files
 from marl.rollout.cast import LEARNERS, PAST, players_of
 from marl.rollout.games import env_maker, file_digests
 from marl.rollout.seeds import WARM_START, Seeds
-from marl.storage.checkpoint import adapter_base, folder_digest, is_adapter
+from marl.storage.checkpoint import adapter_base, folder_digest, is_adapter, model_digest
 from marl.storage.folder import CARD, hardware, read_run_card, run_settings
 
 
@@ -86,7 +87,7 @@ class Work:
                 check_bf16(work.device, setting)
         if spec.model.kind == "hf":
             load_config(spec.model.name)  # first: it says of a folder what is wrong with its weights' kind
-            load_tokenizer(spec.model.name)
+            load_tokens(spec.model.name)
         check_adapters(spec)
         return work
 
@@ -99,8 +100,14 @@ class Work:
 def check_adapters(spec: RunSpec) -> None:
     """Refuses an adapter that the model cannot have, and runs to start from that are not of the same kind."""
     lora = spec.model.lora
+    if spec.model.kind == "hf" and is_adapter(spec.model.name):
+        raise UserError(
+            f"model.name={spec.model.name}: this is an adapter, not a whole model. Merge it with its base first "
+            "(marl.merge), or start from its run by init.learner."
+        )
     if lora:
         adapter_bytes(spec.model.lm_config(), lora)
+    own = digest_of_base(spec) if lora and spec.init else ""
     for name, run in spec.init.items():
         folder = policy_folder(start_of(spec, name))
         if is_adapter(folder) != (lora is not None):
@@ -110,14 +117,37 @@ def check_adapters(spec: RunSpec) -> None:
                 "marl.merge makes a model of an adapter"
             )
         if lora:
-            theirs = read_adapter(folder, adapter_base(folder)[2])
+            _, adapted, bf16 = adapter_base(folder)
+            if own and adapted != own:
+                raise for_another_base(name, run)
+            theirs = read_adapter(folder, bf16)
             if (theirs.form, theirs.bf16) != (lora.form, lora.bf16):
-                rank, alpha, targets = theirs.form
                 raise UserError(
-                    f"init.{name}={run}: its adapter has rank {rank}, alpha {alpha}, targets {targets} and "
-                    f"bf16 {theirs.bf16}, and model.lora asks for {lora.rank}, {lora.alpha}, {lora.form[2]} and "
-                    f"{lora.bf16}. Give both the same"
+                    f"init.{name}={run}: its adapter has {in_words(theirs)}, and this run's has {in_words(lora)}. Give "
+                    "both the same model.lora."
                 )
+
+
+def in_words(lora: AdapterConfig) -> str:
+    rank, alpha, targets = lora.form
+    listed = targets if isinstance(targets, str) else f"[{','.join(targets)}]"
+    return f"rank {rank}, alpha {alpha}, targets {listed} and bf16 {str(lora.bf16).lower()}"
+
+
+def for_another_base(learner: str, run: str) -> UserError:
+    return UserError(
+        f"init.{learner}={run}: it is an adapter for another base than this run's. Let both start from the same base, "
+        "or merge it (marl.merge)"
+    )
+
+
+def digest_of_base(spec: RunSpec) -> str:
+    """The digest of the run's base, if it is on this machine already; else empty."""
+    folder = Path(spec.model.name)
+    if spec.base.data != "none":
+        human = spec.human_data if spec.base.data == "human" else None
+        folder = base_folder(spec.cache, base_settings(spec.model, spec.base, spec.env, human))
+    return model_digest(str(folder)) if folder.is_dir() else ""
 
 
 def start_of(spec: RunSpec, learner: str) -> str:

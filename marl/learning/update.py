@@ -174,6 +174,10 @@ def backward(
                 raise NotFinite(why_not_finite(name, loss, picked.detach(), outputs))
             total = total + loss.weight * mean
         totals.add(f"loss/{name}", amount * counts[name], 0)
+        del values, picked, mean
+    # What is only measured (the entropy, as a rule) would else keep its logits as the backward pass makes them anew.
+    for name, output in vars(outputs).items():
+        setattr(outputs, name, output.detach())
     if total.requires_grad:
         total.backward()
 

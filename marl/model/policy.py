@@ -55,6 +55,7 @@ MOST_LOGITS = 1 << 25  # in one piece: 128 MiB in float32, of which there are fi
 FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of types that are not quantised
 QUANTISED = ", which is not read here. Name the model in full precision (float32, bfloat16 or float16)."
 NO_MODEL, NO_TOKENIZER = "no causal language model can be loaded", "no tokenizer can be loaded from it"
+UNUSABLE = "its tokenizer cannot be used"
 
 
 class Policy(nn.Module):
@@ -240,10 +241,17 @@ def pretrained(
     `exact`, `dtype`: as in `load_lm`.
     """
     name = str(name)
-    lm, tokenizer = load_lm(name, dtype, exact=exact), load_tokenizer(name)
-    with reading(name, "its tokenizer cannot be used"), torch.random.fork_rng(devices=[]):
+    lm, tokens = load_lm(name, dtype, exact=exact), load_tokens(name)
+    with reading(name, UNUSABLE), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Policy(lm, Tokens(tokenizer), privileged_size)
+        return Policy(lm, tokens, privileged_size)
+
+
+def load_tokens(name: str | Path) -> Tokens:
+    """Loads the tokenizer of a local folder or hub name, and reads its chat template."""
+    tokenizer = load_tokenizer(name)
+    with reading(str(name), UNUSABLE):
+        return Tokens(tokenizer)
 
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:

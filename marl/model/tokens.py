@@ -225,6 +225,11 @@ class Tokens:
     def _format(self, cue: int | None) -> Format:
         if cue is None and getattr(self.tokenizer, "chat_template", None):
             marks, opening = self._chat_marks()
+            if not (marks.cue or marks.heard[1]):
+                raise UserError(
+                    f"The chat template of {self.tokenizer.name_or_path} puts nothing between a text and the reply to "
+                    "it, no cue for the assistant. Mend the template, or remove it from its folder."
+                )
             return Format(
                 first=self._frame(*marks.first, marks.strip_first, None),
                 heard=self._frame(*marks.heard, marks.strip_heard, marks.after_reply),

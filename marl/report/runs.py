@@ -187,7 +187,17 @@ def _suffix(run: Run, runs: Sequence[Run]) -> str:
     return f" ({', '.join([run.game, *parts])})"
 
 
-OF_ARMS = ("press",)  # settings of a game that may follow from the arm (ablation=mute), and then make no variant
+# Settings of a game that may follow from the arm (ablation=mute) or from the model, and then make no variant.
+OF_ARMS, OF_MODELS = ("press",), ("style", "format")
+SMALL = "small"  # the model that is trained here from scratch
+
+
+def model_of(run: Run) -> str:
+    """The name of what learned: `small`, or a pretrained model's, with a note where all its weights did."""
+    model = run.config.get("model") or {}
+    if model.get("kind") != "hf":
+        return SMALL
+    return Path(str(model["name"])).name + ("" if model.get("lora") else ", all weights")
 
 
 def variant_of(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
@@ -195,11 +205,11 @@ def variant_of(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
     games: list[dict[str, Any]] = [each.config.get("env") or {} for each in runs]
     keys = list(dict.fromkeys(key for game in games for key in game))
     differing = [k for k in keys if any(game.get(k) != games[0].get(k) for game in games)]
-    arm_settings = {
-        (each.arm, k, json.dumps(game.get(k))) for each, game in zip(runs, games, strict=True) for k in OF_ARMS
-    }
-    if len(arm_settings) == len({(arm, k) for arm, k, _ in arm_settings}):  # each arm has one value of each
-        differing = [k for k in differing if k not in OF_ARMS]
+    for names, owners in ((OF_ARMS, [each.arm for each in runs]), (OF_MODELS, [model_of(each) for each in runs])):
+        for key in names:
+            values = {(owner, json.dumps(game.get(key))) for owner, game in zip(owners, games, strict=True)}
+            if key in differing and len(values) == len(set(owners)):  # each arm, or each model, has one
+                differing.remove(key)
     own = run.config.get("env") or {}
     return {key: own[key] for key in (("game", "objective") if "game" in differing else differing) if key in own}
 

@@ -19,7 +19,7 @@ from marl.model.policy import Policy
 from marl.report.runs import read_evaluation
 from marl.storage.checkpoint import checkpoints_in, folder_digest, load_policy, policy_digest
 from tests.composing import DOND, configure, run_folder
-from tests.marl.models import hf_tokenizer, random_lm, save
+from tests.marl.models import CHATML, hf_tokenizer, random_lm, save
 from tests.runs import stop, without_pages
 
 pytest.importorskip("peft")
@@ -187,9 +187,41 @@ def test_settings_that_cannot_be(overrides: tuple[str, ...], said: str, tmp_path
 
 
 def test_another_rank_or_other_targets_than_the_run_to_start_from(run: Path, bases: Path, tmp_path: Path) -> None:
-    for setting in ("rank=8", "targets=[q_proj]", "bf16=true"):
-        with pytest.raises(UserError, match=r"its adapter has rank 4, alpha 8, targets all-linear and bf16 False, and"):
+    this = {
+        "rank=8": "rank 8, alpha 8, targets all-linear and bf16 false",
+        "targets=[q_proj,o_proj]": r"rank 4, alpha 8, targets \[o_proj,q_proj\] and bf16 false",
+        "bf16=true": "rank 4, alpha 8, targets all-linear and bf16 true",
+    }
+    for setting, said in this.items():
+        its = "its adapter has rank 4, alpha 8, targets all-linear and bf16 false"
+        with pytest.raises(UserError, match=rf"{its}, and this run's has {said}\. Give both the same model\.lora\."):
             trained(tmp_path, bases, f"init.learner={run}", f"model.lora.{setting}")
+
+
+def test_adapters_in_the_place_of_a_model_or_for_another_base(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a base is loaded or a folder begun."""
+    monkeypatch.setattr(train, "base_policy", lambda *_, **__: pytest.fail("a base is loaded"))
+    tokenizer = hf_tokenizer(CHATML, single_digits=True)
+    name = save(tmp_path / "model", random_lm("llama", len(tokenizer), context=4096), tokenizer)
+    given = ["env=dond", "model=hf", "progress=false", f"runs={tmp_path / 'runs'}", f"cache={tmp_path}"]
+    for lora in (LORA, "model.lora=null"):
+        with pytest.raises(UserError, match=r"model\.name=.*policy: this is an adapter, not a whole model\. Merge it"):
+            train.main(configure("train", *given, f"model.name={run / 'policy'}", lora))
+    with pytest.raises(UserError, match=r"init\.learner=.*: it is an adapter for another base than this run's\. Let"):
+        train.main(configure("train", *given, f"model.name={name}", LORA, f"init.learner={run}"))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_template_that_cues_no_reply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "base_policy", lambda *_, **__: pytest.fail("a base is loaded"))
+    tokenizer = hf_tokenizer("{% for message in messages %}{{ message['content'] }}{% endfor %}", single_digits=True)
+    name = save(tmp_path / "model", random_lm("llama", len(tokenizer), context=4096), tokenizer)
+    cfg = configure("train", "env=dond", "model=hf", f"model.name={name}", f"runs={tmp_path / 'runs'}")
+    with pytest.raises(UserError, match=r"The chat template of .*model puts nothing .*no cue .* Mend the template, or"):
+        train.main(cfg)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_bfloat16_on_a_card_without_it(bases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,6 +152,79 @@ def test_figures_are_drawn_again_from_what_is_published(published: Path, tmp_pat
             report.main(configure("report", f"data={folder}"))
 
 
+# By a pretrained model's run: its name, adapter and style, and the share of its eight games that it won.
+PRETRAINED = {
+    "smollm2": ("models/SmolLM2-135M", {"rank": 16}, "brief", 0.75),
+    "whole": ("models/SmolLM2-135M", None, "natural", 0.625),
+}
+
+
+@pytest.fixture(scope="module")
+def models(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of one seed: two arms of the small model, and both again as if pretrained models had learned."""
+    models = tmp_path_factory.mktemp("models")
+    for arm in ("full", "game_only"):
+        small = next(root.glob(f"tiny-{arm}-s0-????????"))
+        shutil.copytree(small, models / small.name)
+        for short, (name, lora, style, won) in PRETRAINED.items():
+            run = shutil.copytree(small, models / f"{short}-{small.name}")
+            given = {"model": {"kind": "hf", "name": name, "lora": lora}, "env": {"style": style}}
+            OmegaConf.save(OmegaConf.merge(OmegaConf.load(run / "config.yaml"), given), run / "config.yaml")
+            found = json.loads((run / "evaluation.json").read_text())
+            found["conditions"]["trained"]["game/win_rate/crewmates"]["mean"] = won
+            (run / "evaluation.json").write_text(json.dumps(found))
+    return models
+
+
+def test_a_table_says_which_model_played(models: Path, tmp_path: Path) -> None:
+    folder, wins = tmp_path / "published", "game/win_rate/crewmates"
+    page = tmp_path / "page.html"
+    report.main(configure("report", f"runs={models}", "select=*", f"out={page}", f"publish={folder}"))
+    assert (folder / "table.csv").read_text().startswith("model,arm,metric,mean,low,high,seeds,games\n")
+    names = {
+        "small": "_small", "SmolLM2-135M": "_smollm2-135m", "SmolLM2-135M, all weights": "_smollm2-135m-all-weights",
+    }  # fmt: skip
+    rows = csv_rows(folder / "table.csv")
+    assert list(dict.fromkeys(row["model"] for row in rows)) == list(names)
+    for model, ending in names.items():  # each has a table of its own, in one variant, whatever style it reads
+        own = [{key: value for key, value in row.items() if key != "model"} for row in rows if row["model"] == model]
+        assert own == csv_rows(folder / f"table{ending}.csv")
+        assert (folder / f"curves{ending}.csv.gz").exists() and (folder / f"differences{ending}.csv.gz").exists()
+    found = {(row["model"], row["arm"]): float(row["mean"]) for row in rows if row["metric"] == wins}
+    assert found["SmolLM2-135M", "RL"] == found["SmolLM2-135M", "RL+L+S"] == PRETRAINED["smollm2"][-1]
+    assert found["SmolLM2-135M, all weights", "RL"] == PRETRAINED["whole"][-1]
+    assert (found["small", "RL"], found["small", "RL+L+S"]) == (WINS["game_only", 0], WINS["full", 0])
+    assert {arm for _, arm in found} == {"base", "RL", "RL+L+S"}
+    figures = {"figure.svg", *(f"figure{ending}.svg" for ending in names.values())}
+    assert {path.name for path in folder.glob("*.svg")} == figures
+    drawn = (folder / "figure.svg").read_text()
+    assert all(f">{arm}, {model}</text>" in drawn for model, arm in found)
+    assert "RL+L+S, SmolLM2-135M, all weights" in page.read_text()
+    # drawn again
+    report.main(configure("report", f"data={folder}", f"publish={tmp_path / 'again'}"))
+    assert {path.name for path in (tmp_path / "again").iterdir()} == figures
+    assert all((tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes() for name in figures)
+
+
+def test_models_are_told_apart_without_a_table(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where each has but one arm; settings that follow from the model are not in its name."""
+    chosen = [next(models.glob(pattern)) for pattern in ("tiny-full-*", "smollm2-tiny-full-*")]
+    report.report_sweep(chosen)
+    header = next(line for line in capsys.readouterr().out.splitlines() if "RL" in line)
+    arms = re.split(r"\s{2,}", header.strip())  # and their bases, which met other words
+    assert {"RL+L+S, small", "RL+L+S, SmolLM2-135M"} == {arm for arm in arms if arm.startswith("RL")}
+
+
+def test_styles_of_one_model_make_variants_and_those_that_follow_from_the_model_none() -> None:
+    def run(style: str, name: str = "") -> Run:
+        model = {"kind": "hf", "name": name} if name else {"kind": "tiny"}
+        return Run(Path("x"), "full", 0, {"env": {"game": "dond", "style": style}, "model": model}, {}, [], {})
+
+    small, one, other = run("compact"), run("brief", "hub/one"), run("natural", "hub/other")
+    assert list(variants([small, one, other])) == [""]
+    assert list(variants([small, one, run("natural", "hub/one")])) == ["", "_style_compact", "_style_natural"]
+
+
 RESULTS = Path(report.__file__).parent / "results"
 SLOW = ("among_us_ablation", "dond_human", "dond_long", "dond_pikl")  # like dond_ablation, and larger
 

@@ -121,9 +121,8 @@ def test_planners_of_learners_have_the_defaults_of_their_files() -> None:
 
 def test_settings_of_human_data_alone_have_the_defaults_of_their_file() -> None:
     human = in_yaml("base/human.yaml")
-    assert {name: getattr(BaseConfig(), name) for name in ("human_games", "keep")} == {
-        name: human[name] for name in ("human_games", "keep")
-    }
+    alone = ("human_games", "held_out_games", "keep")
+    assert {name: getattr(BaseConfig(), name) for name in alone} == {name: human[name] for name in alone}
 
 
 def test_every_default_term_is_compared() -> None:

@@ -1,10 +1,15 @@
 """The forward pass: the distributions that were sampled, of the policy and of the reference."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -124,6 +129,52 @@ def test_logits_in_pieces_give_the_same_update(estimator: str, monkeypatch: pyte
     assert largest[0] > 50 and largest[1] == 7
     for name, weights in ends[0].items():
         torch.testing.assert_close(ends[1][name], weights, atol=1e-5, rtol=1e-5)
+
+
+class Held(TorchDispatchMode):
+    """Notes the most numbers that logits (M, V) held at once, also where autograd alone held them."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.size, self.width = policy.lm.get_output_embeddings().weight.shape  # (V, D)
+        self.most = 0
+        self.there: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for each in tree_leaves(found):
+            logits = isinstance(each, torch.Tensor) and each.dim() == 2 and each.shape[1] == self.size
+            if logits and len(each) != self.width:  # the layer's own weights
+                storage = each.untyped_storage()
+                self.there[storage._cdata] = StorageWeakRef(storage), each.numel()
+        self.there = {key: ref for key, ref in self.there.items() if not ref[0].expired()}
+        self.most = max(self.most, sum(numbers for _, numbers in self.there.values()))
+        return found
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        {},
+        {"entropy": 0.0},  # measured beside the policy's term, as by default
+        {"policy": 0.0, "imitation": 0.0, "kl": 0.0},
+        {"world_model": 0.0, "listening": 0.0, "exact": 0.0, "plan": 0.0},
+    ],
+    ids=str,
+)
+def test_logits_are_never_held_for_all_positions(weights: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in the forward pass nor in the backward one; whatever is only measured comes last, or not."""
+    policy, batch = played()
+    size = policy.tokens.size
+    terms = {name: replace(loss, weight=weights.get(name, loss.weight)) for name, loss in TERMS.items()}  # type: ignore[type-var]
+    terms |= {"last": terms["entropy"]}
+    monkeypatch.setattr("marl.learning.forward.MOST_LOGITS", 4 * size)
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
+    config = UpdateConfig(minibatches=1, token_budget=1 << 20)
+    with Held(policy) as held:
+        update(policy, another(), batch, terms, optimizer, config, torch.Generator().manual_seed(0))
+    pieces = held.most / (4 * size)
+    assert int(batch.reply.sum()) > 40 and 3 < pieces < 12, pieces
 
 
 def test_a_model_whose_activations_cannot_be_computed_again_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Branches: who sees whom, written out by hand, and states equal to those of a fresh read."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from marl.model.tokens import YOUR_TURN, StreamWriter, Tokens
 from marl.storage.checkpoint import load_policy, save_policy
 from marl.types import Belief, Episode, Kind, Stream, Turn
 from tests.marl.models import CHATML, RECURRENT, hf_policy, hf_tokenizer, random_lm, small_tokens, tiny_policy
+from tests.marl.templates import UNCUED
 
 ATTENTION = ("gpt2", "llama", "qwen3", "mistral")  # mistral sees 16 tokens
 NUMBERS = tuple(str(n) for n in range(11))
@@ -110,16 +112,67 @@ def test_a_conversation_without_a_trace_of_questions() -> None:
         assert tokens.decode(each.candidate_ids) == "ABCDEFGHIJK"
 
 
-def test_letters_of_the_games_own_legend_are_not_listed() -> None:
+LETTERED = Question("Points?", NUMBERS, "3", letters=True)
+
+
+def written_beside(question: Question, chat_template: str | None) -> tuple[Tokens, StreamWriter, str]:
+    """The tokenizer, a view that is asked twice (before a reply and after it), and the first branch in text."""
+    tokens = Tokens(hf_tokenizer(chat_template, single_digits=True))
+    tokens.beside = True
+    view = StreamWriter(tokens)
+    view.observe("A is 0.", (question,), 0)
+    view.cue()
+    view.reply(tokens.encode("Hi [END]"), Kind.SPEECH)
+    view.observe("Partner: No\n", (question,), 1)
+    return tokens, view, tokens.decode(view.asked[0].branch)
+
+
+def test_a_chat_model_asks_itself_where_the_game_has_said_which_letters_answer() -> None:
+    """Token by token: the cue of its own turn and the question, each time alike; no listing, no user's turn."""
+    tokens, view, text = written_beside(LETTERED, CHATML)
+    opens = tokens.tokenizer.convert_tokens_to_ids("<|im_start|>")
+    by_hand = (opens, *tokens.encode("assistant\n"), *tokens.encode("Points?"))
+    first, second = view.asked
+    assert first.branch == second.branch == by_hand and text == "<|im_start|>assistant\nPoints?"
+    assert tokens.decode(first.candidate_ids) == "ABCDEFGHIJK" and len(set(first.candidate_ids)) == 11
+    opening = tokens.decode(view.stream.tokens[: first.position + 1])
+    assert opening == "<|im_start|>system\nA is 0.<|im_end|>\n" and first.position < second.position
+    assert Kind.QUESTION not in view.stream.kinds
+
+
+def test_in_the_stream_letters_are_asked_for_in_a_users_turn() -> None:
     tokens = Tokens(hf_tokenizer(CHATML, single_digits=True))
-    for beside in (True, False):
-        tokens.beside = beside
-        view = StreamWriter(tokens)
-        view.observe("A is 0.", (Question("Points?", NUMBERS, "3", letters=True),), 0)
-        (asked,) = view.asked
-        ids = [*view.stream.tokens[: asked.position + 1], *asked.branch]
-        assert tokens.decode(ids).endswith("<|im_start|>user\nPoints?<|im_end|>\n<|im_start|>assistant\n")
-        assert tokens.decode(asked.candidate_ids) == "ABCDEFGHIJK" and bool(asked.branch) is beside
+    view = StreamWriter(tokens)
+    view.observe("A is 0.", (LETTERED,), 0)
+    (asked,) = view.asked
+    text = tokens.decode(view.stream.tokens[: asked.position + 1])
+    assert text.endswith("<|im_start|>user\nPoints?<|im_end|>\n<|im_start|>assistant\n") and not asked.branch
+    assert tokens.decode(asked.candidate_ids) == "ABCDEFGHIJK"
+
+
+@pytest.mark.parametrize(
+    ("question", "chat_template", "said"),
+    [
+        (LETTERED, UNCUED, "[INST] Points? [/INST]"),  # nothing begins this model's own turn
+        (LETTERED, None, "\nPoints?"),  # no turns at all
+        (
+            replace(LETTERED, letters=False), CHATML, "<|im_start|>user\nPoints?"
+            + "".join(f"\n{letter}) {number}" for letter, number in zip("ABCDEFGHIJK", NUMBERS, strict=True))
+            + "<|im_end|>\n<|im_start|>assistant\n",
+        ),
+    ],
+    ids=["no cue", "no template", "no legend"],
+)  # fmt: skip
+def test_others_are_asked_as_in_the_stream(question: Question, chat_template: str | None, said: str) -> None:
+    tokens, view, text = written_beside(question, chat_template)
+    assert text == said
+    aside = StreamWriter(tokens)
+    aside.observe("A is 0.", (), 0)
+    tokens.beside = False
+    aside.observe("", (question,), 0)
+    assert [*view.stream.tokens[: view.asked[0].position + 1], *view.asked[0].branch] == aside.stream.tokens[
+        : aside.asked[0].position + 1
+    ]
 
 
 # -- states ------------------------------------------------------------------------------------------------------------
@@ -190,6 +243,15 @@ def test_recurrent_models_and_windows_of_their_own_make_cannot() -> None:
         assert not reads_branches(random_lm(name, 300)), name
     for name in ATTENTION:
         assert reads_branches(random_lm(name, 300)), name
+
+
+def test_it_is_tried_on_ordinary_tokens_as_bfloat16_needs() -> None:
+    """The first tokens of a vocabulary are control tokens, whose states are noise in bfloat16."""
+    lm, tried = random_lm("llama", 2000).to(torch.bfloat16), list[Tensor]()
+    lm.get_input_embeddings().register_forward_pre_hook(lambda _, given: tried.append(given[0].flatten()))
+    assert reads_branches(lm)
+    ids = torch.cat(tried)
+    assert int(ids.min()) >= 500 and int(ids.max()) >= 1500 and len(ids.unique()) > 10
 
 
 def test_where_questions_are_read(policies: dict[str, Policy]) -> None:

@@ -32,6 +32,7 @@ from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import Game, draw_games
 from marl.storage.checkpoint import make_once, verify_folder
 from marl.types import TokenBatch
+from tests.human_dialogues import CLASH, CLASH_AS_PARTNER, LOST, games_of, write
 
 ENV = {"game": "among_us", "style": "compact", "tasks": 6, "task_steps": 3, "max_steps": 60}
 MODEL = ModelConfig(vocab_size=700, hidden_size=16, layers=1, heads=2, intermediate_size=16, context=1024)
@@ -216,6 +217,26 @@ def test_a_context_that_some_views_outgrow_is_said(tmp_path: Path, monkeypatch: 
         f"model.context=260 is shorter than {share:.1%} of the views of scripted games (up to {max(lengths)} tokens)"
     )
     assert [line.partition(":")[0] for line in told] == [expected]
+
+
+def test_a_human_base_is_measured_on_so_many_held_out_dialogues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, said, measured = tmp_path / "data", list[str](), list[int]()
+    data.mkdir()
+    write(data, (*games_of(3), CLASH, CLASH_AS_PARTNER, LOST))
+    read = pretrain.recorded
+    monkeypatch.setattr(pretrain, "recorded", lambda folder, split, *rest: read(folder, "train", *rest))
+    monkeypatch.setattr(pretrain, "fit", lambda *_: None)
+    monkeypatch.setattr(pretrain, "held_out_figures", lambda policy, rows, *_: measured.append(len(rows)) or {})
+    env, human = {"game": "dond", "style": "compact"}, BaseConfig(data="human", hold_out=False, rows=4)
+    folders = set()
+    for games in (0, 1, 2):
+        base = replace(human, held_out_games=games)
+        _, folder = base_policy(MODEL, base, env, cache=tmp_path, human_data=str(data), report=said.append)
+        folders.add(folder)
+    assert measured == [7, 7, 2, 2, 4, 4] and len(folders) == 3  # val and test; both views of each
+    assert any("7 views of 4 dialogues" in line for line in said)  # what there is
 
 
 def test_an_edited_file_of_contexts_makes_another_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

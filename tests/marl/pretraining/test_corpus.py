@@ -123,13 +123,29 @@ def test_so_many_dialogues_are_drawn_with_both_views_that_scored(tmp_path: Path)
         recorded(many, "train", GAMES, replace(few, human_games=13))
 
 
+def test_held_out_figures_are_of_the_first_dialogues_with_both_views(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    data = str(write(tmp_path / "d", (*games_of(5), CLASH, CLASH_AS_PARTNER, LOST)))
+    every = recorded(data, "train", GAMES, BaseConfig(hold_out=False, deals_only=True))
+    assert said_in(every) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    few = every.first(2)
+    assert said_in(few) == [0, 0, 1, 1] and few.dialogues == every.dialogues[:4] and few.left_out == every.left_out
+    assert few.steps == every.steps[:4] and every.first(9).steps == every.first(0).steps == every.steps
+    shuffled = Recorded([every.steps[i] for i in (3, 0, 2, 1)], Counter(), [every.dialogues[i] for i in (3, 0, 2, 1)])
+    assert said_in(shuffled.first(1)) == [1, 1]  # a dialogue's views need not stand side by side
+
+
 def test_a_base_of_few_dialogues_is_another_one() -> None:
     human = BaseConfig(data="human")
-    assert not {"keep", "human_games"} & human.made_of().keys()  # bases of all dialogues keep their names
+    kept = {"keep", "human_games", "held_out_games"} & human.made_of().keys()
+    assert not kept  # bases of all dialogues keep their names
+    assert replace(human, held_out_games=50).made_of()["held_out_games"] == 50  # its figures are others
+    assert "held_out_games" not in BaseConfig(held_out_games=50).made_of()
     assert replace(human, human_games=300).made_of()["human_games"] == 300
     assert replace(human, keep="nonzero").made_of()["keep"] == "nonzero"
     for settings, said in (({"keep": "some"}, "base.keep=some: must be one of all, nonzero"),
-                           ({"human_games": -1}, "base.human_games=-1: must be at least 1, or 0")):  # fmt: skip
+                           ({"human_games": -1}, "base.human_games=-1: must be at least 1, or 0"),
+                           ({"held_out_games": -2}, "base.held_out_games=-2: must be at least 1, or 0")):  # fmt: skip
         with pytest.raises(UserError, match=said):
             BaseConfig(**settings)
 

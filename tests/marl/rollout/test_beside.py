@@ -127,6 +127,9 @@ def test_answers_are_those_of_a_fresh_read(case: tuple[dict[str, Any], Policy]) 
     asked = set()
     for episode in play(env, policy):
         for belief in episode.beliefs:
+            if env["style"] == "brief":  # its own turn, begun with the question
+                turn = policy.tokens.decode(belief.branch)
+                assert turn == f"<|im_start|>assistant\n{belief.question.text}" and belief.question.letters
             ids = [*episode.streams[belief.listener].tokens[: belief.position + 1], *belief.branch]
             with torch.no_grad():
                 logits = policy.logits(policy.hidden(torch.tensor([ids]))[0, -1])
