@@ -240,7 +240,7 @@ def test_a_pretrained_model_takes_smaller_steps_than_one_from_scratch() -> None:
         assert rates(*own) == (rate, 1e-4)  # of an adapter
         spec = run_spec(configure("train", *own))
         assert spec.model.lora == AdapterConfig() and not spec.base.lessons and not spec.base.players
-        assert spec.algo.update.optimizer == "adamw" and spec.env["style"] == "natural"
+        assert spec.algo.update.optimizer == "adamw" and spec.env["style"] == "brief"
         assert configure(command, *own).base == configure("train", *own).base
     for command in ("evaluate", "play"):  # which may make the same base
         assert configure(command, *hf, "base=scripted").base.learning_rate == 5e-5
