@@ -45,7 +45,8 @@ from marl.storage.folder import ELSEWHERE
 
 Algo = PPOConfig | FilteredBCConfig | RLPiklConfig
 ALGOS: dict[str, type[Algo]] = {"ppo": PPOConfig, "filtered_bc": FilteredBCConfig, "pikl": RLPiklConfig}
-LACKS = {"filtered_bc": ("advantages", "returns"), "pikl": ("advantages",)}  # by learner, what its batches lack
+# By learner, what its batches lack.
+LACKS = {"filtered_bc": ("advantages", "returns", "samples"), "pikl": ("advantages",)}
 CRITICS = ("private", "privileged")
 # No part of a run's identity: what is for speed or memory alone, and what came later, where it is off.
 OFF = (("decode_steps", 1), ("play_bf16", False), ("gradient_checkpointing", False), ("advantage", "gae"), ("group", 1),

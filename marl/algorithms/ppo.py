@@ -68,10 +68,6 @@ class PPOConfig(TrainConfig):
             raise UserError(
                 f"algo.group={self.group}: algo.advantage={name} compares plays of one start; must be at least {least}"
             )
-        if self.games % self.group:
-            raise UserError(
-                f"algo.group={self.group}: algo.games={self.games} cannot be split into such groups; must be a divisor"
-            )
         if not self.scale and name != "grpo":
             raise UserError(
                 f"algo.scale=false: algo.advantage={name} does not divide by a group's spread. Leave it out."

@@ -33,7 +33,7 @@ class Credit:
 
     gamma: float = 1.0
     gae_lambda: float = 0.95
-    normalize: bool = True  # the GAE part, over the batch's decisions
+    normalize: bool = True  # the game's part, over the batch's decisions, but for groups without spread
     speech: str = "separate"
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ def add_advantages(
     `estimate`: the baselines to compare with instead of the critic's; then returns, which only a critic learns, stay 0.
     """
     paid = batch.rewards + batch.message_rewards.sum(-1) if credit.speech == "common" else batch.rewards
-    advantages, returns = torch.zeros_like(paid), torch.zeros_like(paid)
+    advantages, returns, compared = torch.zeros_like(paid), torch.zeros_like(paid), batch.decision
     for b in range(batch.shape[0]):
         at = batch.decision[b]
         if estimate is None:
@@ -75,8 +75,9 @@ def add_advantages(
         first = batch.decision & (batch.decision.cumsum(1) == 1)
         baselines, factors = estimate((advantages * first).sum(1), first.any(1))
         advantages = torch.where(batch.decision, (advantages - baselines[:, None]) * factors[:, None], 0.0)
-    if credit.normalize and int(batch.decision.sum()) > 1:
-        advantages = torch.where(batch.decision, standardise(advantages, batch.decision), 0.0)
+        compared = batch.decision & (factors != 0)[:, None]  # the others stay at 0
+    if credit.normalize and int(compared.sum()) > 1:
+        advantages = torch.where(compared, standardise(advantages, compared), 0.0)
     advantages = spread(batch, advantages)
     weights = [rewards[name].weight for name in of_messages(rewards)]
     if weights and credit.speech != "common":

@@ -45,6 +45,7 @@ class Loss(Protocol):
     Optional attributes, false by default, say what else of a batch a term needs (`needs`):
     `needs_advantages`: advantages, and `logprobs` that are the policy's own samples; learners without them drop it.
     `needs_returns`: returns and values of the critic that played; likewise.
+    `needs_samples`: all that the policy played, not what a filter kept alone; likewise.
     `needs_reference`: `batch.reference_logprobs`, which are computed at its mask and 0 elsewhere.
     `needs_filter`: `batch.imitate`, the replies of games that a filter kept.
     `needs_votes`: choices that say what is believed, beside the belief questions (`batch.vote`).
@@ -66,7 +67,7 @@ class Loss(Protocol):
 
 
 def needs(loss: Loss, what: str) -> bool:
-    """Tells whether a loss needs `advantages`, `returns`, the `reference`, a `filter` or `votes` (see `Loss`)."""
+    """Tells whether a loss needs `advantages`, `returns` or another thing of a batch (see `Loss`)."""
     return bool(getattr(loss, f"needs_{what}", False))
 
 

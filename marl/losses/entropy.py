@@ -22,8 +22,8 @@ class EntropyLoss:
             raise UserError(f"loss.entropy.over={self.over}: must be one of {', '.join(OVER)}")
 
     @property
-    def needs_returns(self) -> bool:
-        """Tells whether its weight is 0: then it is measured only if there is a critic."""
+    def needs_samples(self) -> bool:
+        """Tells whether its weight is 0: then it is measured only where all that was played is learned from."""
         return not self.weight
 
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:

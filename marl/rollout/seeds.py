@@ -38,6 +38,7 @@ class Seeds:
 
     def draw(self, iteration: int, count: int, group: int = 1) -> list[Game]:
         """Draws the games of an iteration (0-based); each start is played `group` times, with other draws."""
+        assert count % group == 0, (count, group)
         games = draw_games(self.games, GAMES, iteration, count=count // group, sampling=self.sampling)
         if group == 1:
             return games

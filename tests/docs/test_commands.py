@@ -188,8 +188,10 @@ def training(given: str) -> list[str]:
         small = [word for word in small if not word.startswith(("model.", "base."))]
     if ("sweep=" in given or "-m " in given) and "hydra.mode=RUN" not in given:
         small.append("seed=0,1")
-    if re.search(r"sweep=(among_us_(?!imposter|iterated)|dond_ablation|dond_filtered_bc_ppo)", given):
+    if re.search(r"sweep=(among_us_(?!imposter|iterated|estimators)|dond_ablation|dond_filtered_bc_ppo)", given):
         small += ["ablation=full,game_only"] * ("ablation=" not in given)
+    if "_estimators" in given:
+        small += ["ablation=full,rloo", "algo.games=8"]  # of a group
     if "colour" in given:
         small.append(f"hydra.searchpath=[file://{Path.cwd()}/own/conf]")
     if "sweep=dond_filtered_bc_300" in given:

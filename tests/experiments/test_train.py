@@ -203,6 +203,7 @@ def test_evaluating_a_run_against_scripts(
         ["~loss.kl", "~reward.speaking", "loss.imitation.weight=1", "algo.update.rows=3", "algo.update.optimizer=sgd",
          "algo.temperature=0.7", "algo.update.target_kl=0.01", "algo.update.epochs=2", "eval.temperature=0"],
         ["algo=pikl", "algo.planner.iterations=5", "cast.negotiator={partner: base+plan, partners: 0.5}"],
+        ["algo.advantage=grpo", "algo.group=2", "eval.final_games=3"],  # which are no groups
     ],
 )  # fmt: skip
 def test_every_setting_trains(overrides: list[str], bases: Path, tmp_path: Path) -> None:
@@ -214,6 +215,7 @@ def test_every_setting_trains(overrides: list[str], bases: Path, tmp_path: Path)
     assert ("loss/plan" in trained) == any(o in overrides for o in ("algo=pikl", "loss=plan"))
     assert trained.get("filter/kept") == (1.0 if "algo=filtered_bc" in overrides else None)
     assert "loss/imitation" in trained or "algo=pikl" in overrides
+    assert ("groups/flat" in trained) == ("algo.group=2" in overrides)
 
 
 @pytest.mark.usefixtures("no_pages")

@@ -100,6 +100,10 @@ def test_the_mute_arm_is_the_games_reward_without_talk_from_the_same_base() -> N
         ("listening_unsaid", {"reward.speaking.weight": 0.0, "loss.policy.speech": 0.0}),
         ("frozen_listeners", {"reward.speaking.players": ["base"]}),
         ("learning_listeners", {"reward.speaking.players": ["learner"]}),
+        ("grouped", {"algo.group": 8}),
+        ("rloo", {"algo.advantage": "rloo", "algo.group": 8}),
+        ("grpo", {"algo.advantage": "grpo", "algo.group": 8}),
+        ("rae", {"algo.advantage": "rae"}),
     ],
 )
 def test_variants_of_the_credit_change_what_they_say_of_the_full_arm(preset: str, changes: dict[str, Any]) -> None:
@@ -132,6 +136,18 @@ def test_further_sweeps_differ_from_the_headlines_only_in_what_they_are_about(
         usual = [{**each, "players": each["players"].removesuffix("_wary")} for each in lessons]
         assert usual == headline["base.lessons"]
     assert changed == about
+
+
+@pytest.mark.parametrize(
+    ("sweep", "like"),
+    [("dond_estimators", "sweep=dond_small"), ("among_us_estimators", "experiment=among_us_quickstart")],
+)
+def test_sweeps_of_estimators_are_the_small_runs_with_evaluations_on_the_way(sweep: str, like: str) -> None:
+    usual, cfg = (flat(plain(configure("train", each, "ablation=full"))) for each in (like, f"sweep={sweep}"))
+    changed = {name: value for name, value in cfg.items() if value != usual[name]}
+    changed.pop("eval.every", None)
+    assert changed == {"name": sweep, "eval.games": 128}
+    assert cfg["algo.iterations"] % cfg["eval.every"] == 0  # the last model is evaluated as the others on the way
 
 
 def test_sweeps_of_filtered_cloning_play_as_many_games_as_the_one_of_ppo() -> None:
