@@ -7,7 +7,7 @@ and the one it wants of its hearers), trains a dialogue model that is told them,
 an imposter that talks with a plan. Everything is kept in `cells`, so that the same command goes on. The models make a
 player, `runs/among-us-intents-sSEED+cicero`.
 
-Writes `table.csv`, `figure.svg`, `roles.csv` (the correspondence test by role), `control.csv` (drawn messages),
+Writes `table.csv`, `figure.svg`, `roles.csv` (the correspondence test by role), `control.csv.gz` (drawn messages),
 `filters-sSEED.csv` (refusals in play) and `cards.jsonl` (a line a seed).
 """
 
@@ -227,7 +227,7 @@ def control(
             figures["intent", f"intent/control{end}"] = share(*map(list, zip(*right, strict=True)))  # type: ignore[arg-type]
         lines += [[arm, p[2].own, e.turn.message, m] for e, p, m in zip(chosen, places, said, strict=True)]
     if made.seed == cfg.seeds[0]:
-        write_csv(place.out / "control.csv", ("intent_is", "intent", "scripted", "drawn"), lines)
+        write_csv(place.out / "control.csv.gz", ("intent_is", "intent", "scripted", "drawn"), lines)
     return figures
 
 

@@ -7,9 +7,9 @@ with intents, trains a dialogue model for each arm (no grounding, own values, in
 and plays the same games with the planner and each of its filters switched on. Everything is kept in `cells`, so that
 the same command goes on. The models of the arm `both` make a player, `runs/intents-both-sSEED+cicero`.
 
-Writes `table.csv`, `figure.svg`, `cards.jsonl` (a line a seed), `control.csv` (generated messages that name items),
+Writes `table.csv`, `figure.svg`, `cards.jsonl` (a line a seed), `control.csv.gz` (generated messages that name items),
 `situations.csv` (messages at the same places under three intents), `filters-sSEED.csv` (refusals in play) and
-`correspondence.csv` (the tested messages, to be read by hand).
+`correspondence.csv.gz` (the tested messages, to be read by hand).
 """
 
 import functools
@@ -283,7 +283,7 @@ def annotation(made: Made, place: Workspace) -> Metrics:
         raise UserError("No message of these dialogues states a whole split. Give all of the published dialogues")
     if not made.seed:
         lines = [[t.message, *(" ".join(map(str, c)) for c in (t.stated, t.annotated, t.naive))] for t in tested]
-        write_csv(place.out / "correspondence.csv", ("message", "stated", "annotated", "naive"), lines)
+        write_csv(place.out / "correspondence.csv.gz", ("message", "stated", "annotated", "naive"), lines)
     return {
         "annotation": rate([t.annotated == t.stated for t in tested]),
         NAIVE: rate([t.naive == t.stated for t in tested]),
@@ -317,7 +317,7 @@ def dialogue(made: Made, arm: str, cfg: DictConfig, place: Workspace) -> Figures
             claims = [" ".join(map(str, claim)) for claim in (each.intent.own, each.stated or ())]
             lines.append([arm, name, each.human, each.message, *claims])
     if arm == "both" and not made.seed:
-        write_csv(place.out / "control.csv", ("arm", "intent_is", "human", "message", "intent", "stated"), lines)
+        write_csv(place.out / "control.csv.gz", ("arm", "intent_is", "human", "message", "intent", "stated"), lines)
     return {**{(arm, name): each for name, each in figures.items()}, **found_by_people}
 
 

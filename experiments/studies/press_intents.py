@@ -10,7 +10,7 @@ six scripted ones, against the base in its seat and against the same planner mut
 in `cells`, so that the same command goes on.
 
 Writes `table.csv`, `figure.svg`, `cards.jsonl` (a line a seed), `filters.csv` (messages drawn and refused),
-`correspondence.csv` (tested messages of the first seed) and `messages.csv` (generated ones, with their intents).
+`correspondence.csv.gz` (tested messages of the first seed) and `messages.csv.gz` (generated ones, with their intents).
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def annotation(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) ->
                   for (m, w, i), kept_it in zip(clear, naive, strict=True)]  # fmt: skip
     if made.seed == cfg.seeds[0]:
         columns = ("players", "message", "annotation", "is_as_said", "was_played")
-        write_csv(place.out / "correspondence.csv", columns, lines[:: max(len(lines) // 400, 1)])
+        write_csv(place.out / "correspondence.csv.gz", columns, lines[:: max(len(lines) // 400, 1)])
     return figures
 
 
@@ -245,7 +245,7 @@ def control(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Fi
                 lines += [["another" if swap else "annotated", i.text().strip(), m.said.text, w]
                           for (m, i), w in zip(wanted[:100], words, strict=False)]  # fmt: skip
     if made.seed == cfg.seeds[0]:
-        write_csv(place.out / "messages.csv", ("intent_is", "intent", "scripted", "generated"), lines)
+        write_csv(place.out / "messages.csv.gz", ("intent_is", "intent", "scripted", "generated"), lines)
     return figures
 
 
