@@ -56,6 +56,7 @@ from marl.report.runs import (
     arm_label,
     arm_runs,
     base_names,
+    by_model,
     equal_compute,
     model_of,
     variant_of,
@@ -174,7 +175,7 @@ def publish(runs: Sequence[Run], folder: Path, part: str = "") -> None:
     check_writable(folder, "publish")
     for suffix, group in variants(runs).items():
         models = by_model(group)
-        if not models:
+        if [*models] == [SMALL]:
             publish_variant(games[0], group, folder, part + suffix)
             continue
         found = [
@@ -186,12 +187,6 @@ def publish(runs: Sequence[Run], folder: Path, part: str = "") -> None:
         write_csv(table, ("model", *TableRow.__dataclass_fields__), ((model, *astuple(row)) for model, row in found))
         draw_models(table, folder)
     write_cards((run.folder for run in runs), folder)
-
-
-def by_model(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs by what plays, the small model first; empty where none of them has a pretrained model."""
-    names = sorted({model_of(run) for run in runs}, key=lambda name: (name != SMALL, name))
-    return {} if names == [SMALL] else {name: [run for run in runs if model_of(run) == name] for name in names}
 
 
 def with_models(runs: Sequence[Run]) -> list[Run]:

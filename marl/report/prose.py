@@ -11,7 +11,7 @@ from marl.metrics.compute import GAMES, PASSES
 from marl.metrics.stats import Interval, Metrics, independent_difference
 from marl.metrics.tables import ArmRun, TableRow, arm_differences
 from marl.metrics.wording import ENDS, headline, number, of_ones_own, pairs_of, wording
-from marl.report.runs import Run, arm_label, equal_compute, settings_of_run
+from marl.report.runs import Run, arm_label, by_model, equal_compute, model_of, settings_of_run
 from marl.report.tables import columns_of, table_cell
 from marl.storage.folder import flat, unlike
 
@@ -208,11 +208,20 @@ COMPARED = {  # game -> metric, label, verb, points per unit
 def differences(arms: Sequence[ArmRun], runs: Sequence[Run]) -> list[TableRow]:
     """Differences of arms of one game in its main figure, paired by seed, or by game for a single seed."""
     trained = [arm_label(run, runs) for run in runs]
+    pairs = [pair for own in by_model(runs).values() for pair in pairs_of_model(own)]
     if len({run.game for run in runs}) > 1 or trained != [run.arm for run in runs] or runs[0].game not in COMPARED:
         return []
     metric = COMPARED[runs[0].game][0]
-    rows = arm_differences([a for a in arms if metric in a.metrics], pairs_of(trained, runs[0].game), [metric])
+    rows = arm_differences([a for a in arms if metric in a.metrics], pairs, [metric])
     return [row for row in rows if not row.arm.endswith(" - base")]
+
+
+def pairs_of_model(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """The pairs of arms to compare of one model, whose name may end the arms' names."""
+    ending = f", {model_of(runs[0])}"
+    found = pairs_of((run.arm.removesuffix(ending) for run in runs), runs[0].game)
+    full = {run.arm.removesuffix(ending): run.arm for run in runs}
+    return [(full.get(arm, arm), full.get(reference, reference)) for arm, reference in found]
 
 
 def comparisons(arms: Sequence[ArmRun], runs: Sequence[Run]) -> list[str]:
@@ -266,7 +275,11 @@ def _difference(arms: Sequence[ArmRun], arm: str, other: str, metric: str) -> In
 
 
 def costs(runs: Sequence[Run]) -> list[str]:
-    """A sentence on the arms at equal compute; none if the cost is unknown."""
+    """A sentence for each model on its arms at equal compute; none if the cost is unknown."""
+    return [sentence for own in by_model(runs).values() for sentence in _costs(own)]
+
+
+def _costs(runs: Sequence[Run]) -> list[str]:
     arms = equal_compute(runs)
     shared = set.intersection(*(set(arm.metrics) for arm in arms)) if arms else set()
     metric = next((m for game in dict.fromkeys(run.game for run in runs) for m in headline(game, shared)), None)

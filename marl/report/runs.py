@@ -200,6 +200,12 @@ def model_of(run: Run) -> str:
     return Path(str(model["name"])).name + ("" if model.get("lora") else ", all weights")
 
 
+def by_model(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs by what learned, the small model first."""
+    names = sorted({model_of(run) for run in runs}, key=lambda name: (name != SMALL, name))
+    return {name: [run for run in runs if model_of(run) == name] for name in names}
+
+
 def variant_of(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
     """The run's game settings in which any of these runs differ; of different games, the objective alone."""
     games: list[dict[str, Any]] = [each.config.get("env") or {} for each in runs]

@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,9 @@ from experiments.setup import select
 from marl.common.errors import UserError
 from marl.common.files import csv_rows, joined_name
 from marl.metrics.tables import TableRow, curve_lines, read_table
+from marl.report import prose
 from marl.report.page import read_run
-from marl.report.runs import Run, arm_label
+from marl.report.runs import Run, arm_label, arm_runs
 from tests.composing import BRIEF, cases, configure
 from tests.runs import without_pages
 
@@ -213,6 +215,21 @@ def test_models_are_told_apart_without_a_table(models: Path, capsys: pytest.Capt
     header = next(line for line in capsys.readouterr().out.splitlines() if "RL" in line)
     arms = re.split(r"\s{2,}", header.strip())  # and their bases, which met other words
     assert {"RL+L+S, small", "RL+L+S, SmolLM2-135M"} == {arm for arm in arms if arm.startswith("RL")}
+
+
+def test_sentences_compare_the_arms_of_one_model(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A token pass of a large model costs more than one of a small model, and other models are no ablation."""
+    report.main(configure("report", f"runs={models}", "select=*", f"out={tmp_path / 'page.html'}"))
+    lines = capsys.readouterr().out.splitlines()
+    sentences = [line for line in lines if "at equal compute" in line]
+    names = ("small", "SmolLM2-135M", "SmolLM2-135M, all weights")
+    assert [re.findall(r"RL[+LS]*, ([^%]+?) [\d.]+ %", each) for each in sentences] == [[name] * 2 for name in names]
+    runs = report.with_models([read_run(config.parent) for config in sorted(models.glob("*/config.yaml"))])
+    runs += [replace(run, seed=1) for run in runs]  # as if there were two seeds, by which arms are paired
+    pairs = [row.arm for row in prose.differences(arm_runs(runs), runs)]
+    assert pairs == [f"RL+L+S, {name} - RL, {name}" for name in names]
 
 
 def test_styles_of_one_model_make_variants_and_those_that_follow_from_the_model_none() -> None:
