@@ -181,7 +181,7 @@ def publish(runs: Sequence[Run], folder: Path, part: str = "") -> None:
         found = [
             (model, row)
             for model, own in models.items()
-            for row in publish_variant(games[0], own, folder, part + suffix + in_a_file(f"_{in_a_name(model)}"))
+            for row in publish_variant(games[0], own, folder, part + suffix + in_a_file(f"_{in_a_name(model)}"), model)
         ]
         table = folder / f"table{part}{suffix}.csv"
         write_csv(table, ("model", *TableRow.__dataclass_fields__), ((model, *astuple(row)) for model, row in found))
@@ -236,10 +236,13 @@ def in_words(suffix: str) -> str:
     return suffix.strip("_").replace("_", " ")
 
 
-def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -> list[TableRow]:
-    """Writes the files of one variant of the game, or of one model in it, and prints its table. Returns it."""
+def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str, model: str = "") -> list[TableRow]:
+    """Writes the files of one variant of the game, and prints its table. Returns it.
+
+    Of one model among several: the files beside the table and figure, which all models share.
+    """
     arms = arm_runs(runs)
-    if game == "among_us":  # its table names the arm even if there is only one
+    if game == "among_us" or model:  # the table names the arm even if there is only one
         arms = [replace(arm, arm=named(arm.arm, runs)) for arm in arms]
     wanted = shown_in(game)
     asked = {arm.arm for arm in arms if "belief/accuracy" in arm.metrics}
@@ -257,7 +260,7 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
     equal = equal_compute(runs)
     kept = [m for m in dict.fromkeys((GAMES, *wanted, *CURVES)) if all(m in arm.metrics for arm in equal)]
     tables = {
-        "table.csv": rows,
+        "table.csv": [] if model else rows,
         "differences.csv.gz": differences,
         "ratios.csv": ratios,
         "equal_compute.csv": [*ablation_table(equal, kept), *arm_differences(equal, pairs, kept)],
@@ -272,7 +275,8 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str) -
             write_table(path(name), found)
     for name, (header, lines) in data_files(game, runs, arms, pairs, names).items():
         write_csv(path(name), header, lines)
-    draw(folder, suffix, folder)
+    if not model:
+        draw(folder, suffix, folder)
     if suffix:
         say("\n" + in_words(suffix))
     say("\n" + format_table(figures_by_arm(rows), names))
@@ -298,7 +302,8 @@ def redraw(folder: Path, out: Path) -> None:
         raise UserError(f"data={folder}: no published table is there (it has no curves.csv.gz). Name another folder.")
     check_writable(out, "publish")
     for suffix in suffixes:
-        draw(folder, suffix, out)
+        if (folder / f"table{suffix}.csv").exists():  # else a model's part of one
+            draw(folder, suffix, out)
     for table in sorted(folder.glob("table*.csv")):
         if table.read_text().startswith("model,"):
             draw_models(table, out)

@@ -80,7 +80,8 @@ def write_cards(runs: Iterable[Path], folder: Path) -> None:
 
 def card_line(card: Mapping[str, Any], game: str = "") -> dict[str, Any]:
     """Shortens a run card to a line: no settings of the machine, and `[mean, low, high]` of the headline figures."""
-    command = " ".join(word for word in str(card.get("command", "")).split() if not word.startswith(OF_MACHINES))
+    words = str(card.get("command", "")).split()
+    command = " ".join(without_folder(word) for word in words if not word.startswith(OF_MACHINES))
     base = card.get("base")
     line = {**card, "command": command, "base": Path(str(base)).name if base else None}
     figures = card.get("figures", {}).get(TRAINED, {})
@@ -90,6 +91,12 @@ def card_line(card: Mapping[str, Any], game: str = "") -> dict[str, Any]:
         for name, each in ends.items()
     }
     return {name: line[name] for name in KEPT if name in line} | ({"figures": rounded} if rounded else {})
+
+
+def without_folder(word: str) -> str:
+    """`model.name=FOLDER/NAME` -> `model.name=NAME`: where a model lies is of the machine, what it is called is not."""
+    name, equals, value = word.partition("=")
+    return f"{name}{equals}{Path(value).name}" if name == "model.name" and Path(value).is_absolute() else word
 
 
 def add_cards(lines: Iterable[Mapping[str, Any]], folder: Path) -> None:

@@ -48,6 +48,7 @@ NOT_RUN = {  # what a command begins with: why it is not run here
     "python -m experiments.benchmark bench=gpu": "needs a GPU",
     "make gpu": "needs a GPU",
     "python -m experiments.train env=dond model=smollm2": "fetches a pretrained model from the hub",
+    "python -m experiments.train sweep=dond_smollm2": "needs a pretrained model",
     "python -m experiments.evaluate 'players=[chat,": "needs an endpoint; tests/experiments/test_chat.py has one",
     "python -m experiments.train -m sweep=dond_ablation hydra/launcher=submitit_slurm": "needs Slurm",
     "srun ": "needs Slurm",

@@ -188,17 +188,15 @@ def test_a_table_says_which_model_played(models: Path, tmp_path: Path) -> None:
     }  # fmt: skip
     rows = csv_rows(folder / "table.csv")
     assert list(dict.fromkeys(row["model"] for row in rows)) == list(names)
-    for model, ending in names.items():  # each has a table of its own, in one variant, whatever style it reads
-        own = [{key: value for key, value in row.items() if key != "model"} for row in rows if row["model"] == model]
-        assert own == csv_rows(folder / f"table{ending}.csv")
+    for ending in names.values():  # the files beside the table are of one model, whatever style it reads
         assert (folder / f"curves{ending}.csv.gz").exists() and (folder / f"differences{ending}.csv.gz").exists()
     found = {(row["model"], row["arm"]): float(row["mean"]) for row in rows if row["metric"] == wins}
     assert found["SmolLM2-135M", "RL"] == found["SmolLM2-135M", "RL+L+S"] == PRETRAINED["smollm2"][-1]
     assert found["SmolLM2-135M, all weights", "RL"] == PRETRAINED["whole"][-1]
     assert (found["small", "RL"], found["small", "RL+L+S"]) == (WINS["game_only", 0], WINS["full", 0])
     assert {arm for _, arm in found} == {"base", "RL", "RL+L+S"}
-    figures = {"figure.svg", *(f"figure{ending}.svg" for ending in names.values())}
-    assert {path.name for path in folder.glob("*.svg")} == figures
+    figures = {"figure.svg"}
+    assert {path.name for path in folder.glob("*.svg")} == figures and len([*folder.glob("table*.csv")]) == 1
     drawn = (folder / "figure.svg").read_text()
     assert all(f">{arm}, {model}</text>" in drawn for model, arm in found)
     assert "RL+L+S, SmolLM2-135M, all weights" in page.read_text()
