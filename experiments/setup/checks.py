@@ -74,6 +74,9 @@ def check_losses(spec: RunSpec) -> None:
             )
     if (estimator := getattr(spec.algo, "advantage", "gae")) != "gae" and spec.critic != "private":
         raise UserError(f"model.critic={spec.critic}: algo.advantage={estimator} has no critic; must be private")
+    # Of training alone: evaluations play other numbers of games, and no groups.
+    if (games := spec.algo.games) % (group := getattr(spec.algo, "group", 1)):
+        raise UserError(f"algo.group={group}: algo.games={games} cannot be split into such groups; must be a divisor")
     target_kl = spec.algo.update.target_kl
     if target_kl is not None and not any(needs(loss, "advantages") for loss in losses.values()):
         raise UserError(
