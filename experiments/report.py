@@ -200,9 +200,7 @@ def draw_models(table: Path, out: Path) -> None:
     with reading(table):
         of = [row["model"] for row in csv_rows(table)]
         rows = [replace(row, arm=f"{row.arm}, {model}") for model, row in zip(of, read_table(table), strict=True)]
-        there = {row.metric for row in rows}
-        game = next((name for name, metric in OWN.items() if metric in there), "dond")
-        drawn = [name for name in DRAWN[game] if name in there]
+        _, drawn = drawn_of(rows)
         ablation_figure(rows, drawn, out / table.name.replace("table", "figure", 1).replace(".csv", ".svg"))
 
 
@@ -263,7 +261,7 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str, m
         "table.csv": [] if model else rows,
         "differences.csv.gz": differences,
         "ratios.csv": ratios,
-        "equal_compute.csv": [*ablation_table(equal, kept), *arm_differences(equal, pairs, kept)],
+        "equal_compute.csv.gz": [*ablation_table(equal, kept), *arm_differences(equal, pairs, kept)],
         "bootstrap.csv": bootstrap_table(arms, pairs),
     }
 
@@ -330,16 +328,22 @@ def draw(folder: Path, suffix: str, out: Path) -> None:
     """Draws a published table's figure from the files of its folder. UserError if one is malformed."""
     with reading(folder):
         rows, runs = read_table(folder / f"table{suffix}.csv"), read_curves(folder / f"curves{suffix}.csv.gz")
-        there = {row.metric for row in rows}
-        game = next((name for name, metric in OWN.items() if metric in there), "dond")
+        game, drawn = drawn_of(rows)
         ablation_figure(
             rows,
-            [name for name in DRAWN[game] if name in there],
+            drawn,
             out / f"figure{suffix}.svg",
             published=read_published(folder / PUBLISHED) if game == "among_us" else None,
             runs=runs,
             curve=PROFILED[game][0] if game == "among_us" else "",
         )
+
+
+def drawn_of(rows: Sequence[TableRow]) -> tuple[str, list[str]]:
+    """The game of a published table, and the metrics of its figure."""
+    there = {row.metric for row in rows}
+    game = next((name for name, metric in OWN.items() if metric in there), "dond")
+    return game, [name for name in DRAWN[game] if name in there]
 
 
 def read_curves(path: Path) -> list[Run]:

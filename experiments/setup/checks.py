@@ -74,7 +74,7 @@ def check_losses(spec: RunSpec) -> None:
             )
     if (estimator := getattr(spec.algo, "advantage", "gae")) != "gae" and spec.critic != "private":
         raise UserError(f"model.critic={spec.critic}: algo.advantage={estimator} has no critic; must be private")
-    # Of training alone: evaluations play other numbers of games, and no groups.
+    # Training alone plays groups; evaluations play other numbers of games.
     if (games := spec.algo.games) % (group := getattr(spec.algo, "group", 1)):
         raise UserError(f"algo.group={group}: algo.games={games} cannot be split into such groups; must be a divisor")
     target_kl = spec.algo.update.target_kl

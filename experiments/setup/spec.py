@@ -45,7 +45,7 @@ from marl.storage.folder import ELSEWHERE
 
 Algo = PPOConfig | FilteredBCConfig | RLPiklConfig
 ALGOS: dict[str, type[Algo]] = {"ppo": PPOConfig, "filtered_bc": FilteredBCConfig, "pikl": RLPiklConfig}
-# By learner, what its batches lack.
+# Parts of a batch that a learner does not make; losses that need them are dropped.
 LACKS = {"filtered_bc": ("advantages", "returns", "samples"), "pikl": ("advantages",)}
 CRITICS = ("private", "privileged")
 # No part of a run's identity: what is for speed or memory alone, and what came later, where it is off.

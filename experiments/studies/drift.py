@@ -199,7 +199,7 @@ def measure(subject: Subject, cfg: DictConfig, workspace: Workspace) -> Metrics:
         games=cfg.games, concurrency=cfg.concurrency, max_new_tokens=algo["max_new_tokens"], context=algo["context"],
         play_bf16=cfg.bf16,
     )  # fmt: skip
-    limits = with_room(limits, [Slots.of(policy.lm.config, limits.context, 2)], workspace.device)
+    limits = with_room(limits, [Slots.of(policy.lm.config, limits.context, 2, bf16=cfg.bf16)], workspace.device)
     agent = model_agent(SPEAKER, policy, limits, 2, temperature)
     if told := told_in(algo):
         agent = told_agent(SPEAKER, policy, limits, 2, temperature, Path(told["intents"]), told["cicero"])

@@ -175,7 +175,8 @@ def backward(
             total = total + loss.weight * mean
         totals.add(f"loss/{name}", amount * counts[name], 0)
         del values, picked, mean
-    # What is only measured (the entropy, as a rule) would else keep its logits as the backward pass makes them anew.
+    # Drop the graphs of outputs that are only measured, as the entropy is as a rule: they would keep all logits alive
+    # while the backward pass makes them again.
     for name, output in vars(outputs).items():
         setattr(outputs, name, output.detach())
     if total.requires_grad:

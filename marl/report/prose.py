@@ -208,10 +208,10 @@ COMPARED = {  # game -> metric, label, verb, points per unit
 def differences(arms: Sequence[ArmRun], runs: Sequence[Run]) -> list[TableRow]:
     """Differences of arms of one game in its main figure, paired by seed, or by game for a single seed."""
     trained = [arm_label(run, runs) for run in runs]
-    pairs = [pair for own in by_model(runs).values() for pair in pairs_of_model(own)]
     if len({run.game for run in runs}) > 1 or trained != [run.arm for run in runs] or runs[0].game not in COMPARED:
         return []
     metric = COMPARED[runs[0].game][0]
+    pairs = [pair for own in by_model(runs).values() for pair in pairs_of_model(own)]
     rows = arm_differences([a for a in arms if metric in a.metrics], pairs, [metric])
     return [row for row in rows if not row.arm.endswith(" - base")]
 

@@ -114,7 +114,7 @@ def test_the_published_folder_is_whole(root: Path, published: Path) -> None:
     header, *lines = (published / "table.csv").read_text().splitlines()
     assert header == "arm,metric,mean,low,high,seeds,games"
     assert all(line.count(",") == 6 and ",," not in line for line in lines)  # no blank cell
-    assert not {"equal_compute_shaping_0.2.csv", "iqm_shaping_0.2.csv.gz"} & names  # one arm, one seed
+    assert not {"equal_compute_shaping_0.2.csv.gz", "iqm_shaping_0.2.csv.gz"} & names  # one arm, one seed
     (row,) = read_table(published / "differences_shaping_0.2.csv.gz")  # one seed: paired by game, of one metric
     assert (row.arm, row.metric, row.seeds, row.games) == ("RL - base", "game/win_rate/crewmates", 1, 16)
     cards = (published / "cards.jsonl").read_text()
@@ -132,7 +132,7 @@ def test_the_published_folder_is_whole(root: Path, published: Path) -> None:
 
 def test_arms_are_compared_at_equal_compute(root: Path, published: Path) -> None:
     """Where the dearer arm has cost what the cheaper one has in all; the page says it too."""
-    rows = by_name(read_table(published / "equal_compute.csv"))
+    rows = by_name(read_table(published / "equal_compute.csv.gz"))
     games = {arm: rows[arm, "compute/training_games"].mean for arm in ("RL", "RL+L+S")}
     assert games["RL"] == 8 and 0 < games["RL+L+S"] < 8  # listening on renamed rows has passes of its own
     cost = {arm: rows[arm, "compute/token_passes"].mean for arm in games}
@@ -154,7 +154,7 @@ def test_figures_are_drawn_again_from_what_is_published(published: Path, tmp_pat
             report.main(configure("report", f"data={folder}"))
 
 
-# By a pretrained model's run: its name, adapter and style, and the share of its eight games that it won.
+# Name, adapter and style of each pretrained model, and the share of its eight games that it won.
 PRETRAINED = {
     "smollm2": ("models/SmolLM2-135M", {"rank": 16}, "brief", 0.75),
     "whole": ("models/SmolLM2-135M", None, "natural", 0.625),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from experiments.setup.select import CARDS, add_cards
+from experiments.setup.select import CARDS, add_cards, card_line
 
 RESULTS = Path(__file__).parents[2] / "experiments" / "results"
 PAGES = sorted(RESULTS.glob("*/README.md"))
@@ -34,9 +34,9 @@ def test_a_page_of_results_has_one_screen(page: Path) -> None:
 
 
 def test_results_are_light() -> None:
-    """Under 5 MB on a disk that gives out four kilobytes at a time."""
-    sizes = [path.stat().st_size for path in RESULTS.rglob("*") if path.is_file()]
-    assert sum(-(-size // 4096) * 4 for size in sizes) < 5000
+    """Under 5 MB on a disk that gives out four kilobytes at a time, to folders as well."""
+    places = [path for path in (RESULTS, *RESULTS.rglob("*")) if "__pycache__" not in path.parts]
+    assert sum(-(-path.stat().st_size // 4096) * 4 for path in places) < 5000
 
 
 def cards(path: Path) -> list[dict[str, Any]]:
@@ -51,6 +51,13 @@ def test_the_name_of_a_card_means_one_result() -> None:
             assert found.setdefault(card["run"], card) == card, (path, card["run"])
             assert card["run"].partition("@")[2] == card.get("git_commit", "").replace(" ", ""), (path, card["run"])
     assert len(found) > 200
+
+
+def test_a_card_says_what_a_model_is_called_and_not_where_it_lies() -> None:
+    command = "train.py model=hf model.name=/home/me/models/small-lm data.dond=/home/me/dond seed=0"
+    assert card_line({"command": command})["command"] == "train.py model=hf model.name=small-lm seed=0"
+    hub = "train.py model.name=HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert card_line({"command": hub})["command"] == hub
 
 
 def test_a_card_is_named_by_its_commit_and_replaces_none_of_another(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from marl.metrics.stats import Interval, seed_mean
 from marl.storage.checkpoint import folder_digest
 from tests.composing import configure
 from tests.experiments.studies.test_frontier import TEST
-from tests.human_dialogues import write
+from tests.human_dialogues import VAL, write
 
 QUIET = ["progress=false", "threads=1"]
 SMALL = [
@@ -65,6 +65,21 @@ def test_a_runs_drift_from_its_base_to_its_end(tmp_path: Path, capsys: pytest.Ca
     assert known == {path.stem for path in cells}
     (data / "val.txt").write_text((data / "test.txt").read_text())  # other dialogues are other figures
     assert not known & {digest(each.settings) for each in drift.subjects_of(run, cfg)}
+
+    # fewer dialogues, the first ones, and in bfloat16
+    (data / "val.txt").write_text((data / "test.txt").read_text() + VAL + "\n")
+    first = {name: tmp_path / name for name in ("full", "half")}
+    fewer = (*QUIET, f"runs={tmp_path}", "select=tiny-*", f"data.dond={data}", "games=4", "split=val", "dialogues=1")
+    drift.main(configure("drift", *fewer, f"cells={first['full']}"))
+    drift.main(configure("drift", *fewer, f"cells={first['half']}", "bf16=true"))
+    full, half = (
+        [float(row["mean"]) for row in rows(out / "drift.csv.gz") if row["metric"] == "drift/human_dialogues"]
+        for out in first.values()
+    )
+    assert full == pytest.approx(likely) and half == pytest.approx(full, rel=0.02) and half != full
+    assert not {path.name for path in first["full"].glob("*.json")} & {p.name for p in first["half"].glob("*.json")}
+    with pytest.raises(UserError, match="dialogues=-1: must be at least 1, or 0 for all of them"):
+        drift.main(configure("drift", *fewer, "dialogues=-1"))
 
     assert stages_of(run, "learner")[0].folder.parent == tmp_path / "bases"
     config = OmegaConf.load(run / "config.yaml")
