@@ -297,6 +297,18 @@ def plan(command: str, *arguments: str) -> Plan:
         return Checker(command, check_arm if command == "train" else None).plan(overrides, "-m" in arguments)
 
 
+def test_a_setting_of_an_adapter_where_there_is_none_names_the_way() -> None:
+    """The two lines of a first try, and what the sentence says."""
+    given = ["model=hf", "model.name=x"]
+    said = "model.lora is null here. Set it as a whole: 'model.lora={rank: 8}'."
+    with pytest.raises(UserError, match=f"^{re.escape(said)}$"):
+        plan("train", *given, "model.lora.rank=8")
+    with pytest.raises(UserError, match=r"^model\.lora\.rnk is not a setting; the nearest "):
+        plan("train", *given, "model.lora.rnk=8")
+    assert plan("train", *given, "model.lora={rank: 8}").config.model.lora == {"rank": 8}
+    assert plan("train", "model=smollm2", "model.lora.rank=8").config.model.lora.rank == 8
+
+
 def test_choices_that_exclude_each_other_are_named() -> None:
     with pytest.raises(UserError, match=r"^loss=plan and algo=pikl don't go together: Multiple values for planner@"):
         plan("train", "loss=plan", "algo=pikl")
