@@ -257,7 +257,8 @@ SLOW = ("among_us_ablation", "dond_human", "dond_long", "dond_pikl")  # like don
         "dond_intents",
         "among_us_intents",
         "diplomacy_intents",
-    ]  # which have no curves of arms
+        "pretrained",
+    ]  # which have no curves of arms, or a file for each model
     + ["talk"] * (RESULTS / "talk" / "figure.svg").exists(),
 )
 def test_published_figures_are_those_of_the_published_data(table: str, tmp_path: Path) -> None:
