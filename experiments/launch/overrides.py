@@ -121,7 +121,8 @@ class Checker:
             if value is None and "." not in key and names.get(key) is not None and key not in MAY_BE_NULL:
                 wanted = wanted or "never null"
             if wanted:
-                raise UserError(f"{shown(override)} does not fit: {key} is {wanted}.")
+                way = f" Leave it out with ~{key}." if value is None and key.startswith(REMOVABLE) else ""
+                raise UserError(f"{shown(override)} does not fit: {key} is {wanted}.{way}")
             try:
                 OmegaConf.update(config, key, value, force_add=added)
             except ConfigKeyError as error:

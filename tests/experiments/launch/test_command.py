@@ -269,6 +269,8 @@ REFUSED = {
     "reward.speaking.weight=abc": "reward.speaking.weight=abc does not fit: reward.speaking.weight is a number.",
     "seed=null": "seed=null does not fit: seed is never null.",
     "loss.listening=0": "loss.listening=0 does not fit: loss.listening is a group of settings (weight).",
+    "loss.listening=null": "loss.listening=null does not fit: loss.listening is a group of settings (weight). Leave it "
+    "out with ~loss.listening.",
     "+seed=1": "+seed=1: seed is there already. Leave out the plus sign.",
     "+ablation=full": "+ablation=full don't go together: Multiple values for ablation.",
     "model=hf": "model.name has to be set: add model.name=VALUE.",
