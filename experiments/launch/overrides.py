@@ -107,7 +107,7 @@ class Checker:
                 value = None if override.is_delete() else override.value()
                 if isinstance(value, dict) and "_target_" in value:
                     raise UserError(f"{key} is not a setting. Add a term with a plus sign: +{shown(override)}")
-                raise UserError(self.unknown(key, config))
+                raise UserError(self.unknown(key, config, "VALUE" if value is None else value))
             if override.is_delete():
                 parent, _, name = key.rpartition(".")
                 with open_dict(config):
@@ -121,7 +121,8 @@ class Checker:
             if value is None and "." not in key and names.get(key) is not None and key not in MAY_BE_NULL:
                 wanted = wanted or "never null"
             if wanted:
-                raise UserError(f"{shown(override)} does not fit: {key} is {wanted}.")
+                way = f" Leave it out with ~{key}." if value is None and key.startswith(REMOVABLE) else ""
+                raise UserError(f"{shown(override)} does not fit: {key} is {wanted}.{way}")
             try:
                 OmegaConf.update(config, key, value, force_add=added)
             except ConfigKeyError as error:
@@ -168,12 +169,15 @@ class Checker:
         group = override.package is not None or bool(self.options(key))
         return key == "hydra.searchpath" or (group and (override.is_delete() or not isinstance(override.value(), dict)))
 
-    def unknown(self, key: str, config: DictConfig) -> str:
+    def unknown(self, key: str, config: DictConfig, value: Any = "VALUE") -> str:
         """Says of a name that is no setting which choice has it, or which names are near."""
         known, parts = config.hydra.runtime.choices, key.split(".")
+        parent, _, name = key.rpartition(".")
         for group in {parts[0], "/".join(parts[:2])} & set(known):
             lines = [f"{group}={name}" for name in self.options(group)]
             if having := [line for line in lines if key in named(self.compose(line))]:
+                if named(config).get(parent, "") is None:
+                    return f"{parent} is null here. Set it as a whole: '{parent}={{{name}: {value}}}'."
                 return f"{key} is not a setting here; {' or '.join(having)} has it."
         hydras = key.startswith("hydra")
         near = nearest(key, [name for name in (*known, *named(config)) if name.startswith("hydra") == hydras])

@@ -14,6 +14,7 @@ from marl.common.errors import UserError, check_temperature
 from marl.decoding.cache import READ_BUDGET
 from marl.decoding.engine import Engine
 from marl.decoding.packing import groups_within
+from marl.decoding.passes import Branch
 from marl.decoding.sampling import uniforms
 from marl.model.policy import Policy, half, take_weights
 from marl.model.sharding import is_split
@@ -159,9 +160,12 @@ class ModelAgent:
             self._tell(r.key, seat)
             seat.legal = seat.view.cue(r.options)
         needed = int(r.turn != TurnKind.WAIT)  # at least a token of a reply
-        if self._free(seat) < needed:
+        end = self.engine.context + needed - self._free(seat)
+        if not self.engine.goes_back:  # branches are read in the slot
+            end = max([end, *(each.position + 1 + len(each.branch) for each in seat.view.asked[asked:])])
+        if end > self.engine.context:
             if not length:
-                raise self.engine.outgrown(self.engine.context + needed - self._free(seat), begun=False)
+                raise self.engine.outgrown(end, begun=False)
             seat.view.cut(length, asked)
             seat.lost = True
         return seat
@@ -192,9 +196,11 @@ class ModelAgent:
         """Runs one forward pass over the unread tokens of these seats; answers questions; samples a token if owed."""
         seats = sorted((self._seats[key] for key in keys), key=lambda s: s.slot)
         chunks = [self._unread(seat) for seat in seats]
+        beside = {} if self.engine.goes_back else self._answer_beside(seats)  # before states move on
         hidden = self.engine.read([seat.slot for seat in seats], chunks)  # (N, D)
+        beside = beside or self._answer_beside(seats)
         ends = np.cumsum([len(chunk) for chunk in chunks])
-        self._answer(seats, hidden, ends)
+        self._answer(seats, hidden, ends, beside)
         for seat, chunk in zip(seats, chunks, strict=True):
             seat.read += len(chunk)
         rows = [i for i, seat in enumerate(seats) if seat.kind is not None]
@@ -233,33 +239,40 @@ class ModelAgent:
             seat.ids += more
             seat.logprobs += theirs
 
-    def _answer(self, seats: Sequence[ModelSeat], hidden: torch.Tensor, ends: np.ndarray) -> None:
-        """Answers all questions whose last token, or whose stream up to them, was just read. `ends` (R,): the end of
-        each seat's tokens among the hidden states (N, D)."""
-        due: list[tuple[ModelSeat, Asked, int]] = []  # the last: index of the state that answers in the stream
-        for seat, first, end in zip(seats, [0, *ends[:-1].tolist()], ends.tolist(), strict=True):
-            for asked in seat.view.asked[len(seat.answers) :]:
-                at = first + asked.position - seat.read
-                if at < end:
-                    due.append((seat, asked, at))
-        inside = [(asked, at) for _, asked, at in due if not asked.branch]
-        found: dict[int, np.ndarray] = {}  # answers by id of what was asked
+    def _answer(
+        self, seats: Sequence[ModelSeat], hidden: torch.Tensor, ends: np.ndarray, beside: dict[int, np.ndarray]
+    ) -> None:
+        """Notes the answers to all open questions: those `beside` the streams, and those in what was just read. `ends`
+        (R,): the end of each seat's tokens among the hidden states (N, D)."""
+        due = [(seat, asked) for seat in seats for asked in seat.view.asked[len(seat.answers) :]]
+        first = {seat.slot: place - seat.read for seat, place in zip(seats, [0, *ends[:-1].tolist()], strict=True)}
+        inside = [(asked, first[seat.slot] + asked.position) for seat, asked in due if not asked.branch]
+        found = dict(beside)  # answers by id of what was asked
         if inside:
             found |= self._believe([asked for asked, _ in inside], hidden[[at for _, at in inside]])
-        beside: dict[int, list[Asked]] = {}  # by slot
-        for seat, asked, _ in due:
-            if asked.branch:
-                beside.setdefault(seat.slot, []).append(asked)
-        for slots in self._groups_beside(beside):
-            own = [beside[slot] for slot in slots]
-            branches = [[(asked.position + 1, asked.branch) for asked in each] for each in own]
-            found |= self._believe([asked for each in own for asked in each], self.engine.read_beside(slots, branches))
-        for seat, asked, _ in due:
+        for seat, asked in due:
             seat.answers.append(found[id(asked)])
 
-    def _groups_beside(self, beside: Mapping[int, Sequence[Asked]]) -> list[list[int]]:
+    def _answer_beside(self, seats: Sequence[ModelSeat]) -> dict[int, np.ndarray]:
+        """Answers the open questions beside these seats' streams: answers by id of what was asked."""
+        beside: dict[int, list[Asked]] = {}  # by slot
+        branches: dict[int, list[Branch]] = {}
+        for seat in seats:
+            for asked in seat.view.asked[len(seat.answers) :]:
+                if asked.branch:
+                    start = min(asked.position + 1, int(self.engine.lengths[seat.slot]))
+                    ids = [*seat.view.stream.tokens[start : asked.position + 1], *asked.branch]
+                    beside.setdefault(seat.slot, []).append(asked)
+                    branches.setdefault(seat.slot, []).append((start, ids))
+        found: dict[int, np.ndarray] = {}
+        for slots in self._groups_beside(branches):
+            states = self.engine.read_beside(slots, [branches[slot] for slot in slots])
+            found |= self._believe([asked for slot in slots for asked in beside[slot]], states)
+        return found
+
+    def _groups_beside(self, branches: Mapping[int, Sequence[Branch]]) -> list[list[int]]:
         """Groups slots whose branches are about as long, of at most `read_budget` padded tokens."""
-        width = {slot: sum(len(asked.branch) for asked in own) for slot, own in beside.items()}
+        width = {slot: sum(len(ids) for _, ids in own) for slot, own in branches.items()}
         order = sorted(width, key=lambda slot: width[slot], reverse=True)
         groups = groups_within([width[slot] for slot in order], self.read_budget)
         return [sorted(order[i] for i in group) for group in groups]

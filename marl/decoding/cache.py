@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -216,6 +217,15 @@ class SlotCache(Cache):
         for stateful in self.states:
             for states in stateful.stored():
                 states[to] = states[slot].clone()
+
+    def states_of(self, rows: np.ndarray) -> list[Tensor]:
+        """Copies the states of slots (R,)."""
+        return [states[rows] for layer in self.states for states in layer.stored()]
+
+    def restore(self, rows: np.ndarray, kept: Sequence[Tensor]) -> None:
+        """Puts back what `states_of` copied. Keys and values may stay: no mask reaches behind a row's end."""
+        for states, own in zip((each for layer in self.states for each in layer.stored()), kept, strict=True):
+            states[rows] = own
 
     @property
     def nbytes(self) -> int:

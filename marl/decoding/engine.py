@@ -65,6 +65,11 @@ class Engine:
         """Tells whether `write` is right for this model: recurrent states would move on in rows that have ended."""
         return isinstance(self.cache, SlotCache) and not self.cache.states
 
+    @property
+    def goes_back(self) -> bool:
+        """Tells whether a branch can go on from a token before the last: a recurrent state has no way back."""
+        return not self.cache.states
+
     def allocate(self) -> int:
         """Takes an empty slot."""
         if not self._free:
@@ -105,6 +110,7 @@ class Engine:
     def read_beside(self, slots: Sequence[int], branches: Sequence[Sequence[Branch]]) -> Tensor:
         """Reads branches of these slots' streams, which stay as they are. Slots must be distinct, branches not empty.
 
+        Unless the engine `goes_back`, branches go on from the end of what is read, and each must fit into its slot.
         Returns hidden states (Q, D) of the Q branches' last tokens, slot behind slot. UserError where a branch goes
         beyond what the model reads.
         """
@@ -116,11 +122,29 @@ class Engine:
                 f"reads up to {self.policy.context}. Lower model.context by {longest - self.policy.context}, or more."
             )
         assert all(start <= self.lengths[r] for r, own in zip(rows, branches, strict=True) for start, _ in own)
+        if not self.goes_back:
+            return self._read_and_restore(rows, branches)
         self.tokens_read += sum(len(ids) for own in branches for _, ids in own)
         if isinstance(self.cache, WholeStreams):
             return self.cache.read_beside(self.policy.lm, rows, branches)
-        assert not self.cache.states, "a state has no way back to where a question branches off"
         return pass_beside(self.policy.lm, self.cache, rows, branches)
+
+    def _read_and_restore(self, rows: np.ndarray, branches: Sequence[Sequence[Branch]]) -> Tensor:
+        """Reads branches as streams that go on, the first of each slot, the second, ..., and puts states back after
+        each."""
+        assert isinstance(self.cache, SlotCache)
+        kept, lengths = self.cache.states_of(rows), self.lengths[rows]
+        for own, length in zip(branches, lengths.tolist(), strict=True):
+            assert all(start == length for start, _ in own), "a state has no way back to where a question branches off"
+        found: dict[tuple[int, int], Tensor] = {}
+        for turn in range(max(map(len, branches))):
+            which = [i for i, own in enumerate(branches) if turn < len(own)]
+            chunks = [branches[i][turn][1] for i in which]
+            hidden = self.read(rows[which].tolist(), chunks).split([len(ids) for ids in chunks])
+            found |= {(i, turn): states[-1] for i, states in zip(which, hidden, strict=True)}
+            self.cache.restore(rows, kept)
+            self.lengths[rows] = lengths
+        return torch.stack([found[key] for key in sorted(found)])
 
     def _check_room(self, start: np.ndarray, ends: np.ndarray) -> None:
         """Raises UserError unless streams up to `ends` (R,) fit into slots, which hold `start` (R,)."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from marl.common.distributed import ONE, Ranks
 from marl.decoding.packing import groups_within
+from marl.model.branches import tokens_read
 from marl.model.policy import Policy
 from marl.model.sharding import is_split
 from marl.types import Kind, TokenBatch
@@ -50,7 +51,8 @@ def passes(
 
     `lengths` (B,) int64: how many tokens of each row are read; rows of length 0 are left out.
     """
-    for rows in micro_batches(batch, lengths.nonzero()[:, 0], token_budget, ranks, lengths):
+    costs = tokens_read(policy.lm, batch.branch, lengths)
+    for rows in micro_batches(batch, lengths.nonzero()[:, 0], token_budget, ranks, costs):
         if len(rows):
             yield batch.select(rows, int(lengths[rows].max())).to(policy.device), rows
         elif is_split(policy):  # a pass that this rank makes because the others do

@@ -3,17 +3,17 @@
 A branch goes on from a token of its stream: it sees what had been read there, and itself. Nothing sees it. In a row of
 a batch the branches stand behind the stream, one after another, with positions that go on from where they branch off.
 So a question costs its own few tokens, and its answer is that of a fresh read of the stream up to there and of the
-question.
-Left out: the cache (marl/decoding), and recurrent layers, which have a state in the place of what they have seen.
+question. Models without such masks, as those with recurrent layers, read each branch as a row of its own.
+Left out: the cache (marl/decoding).
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from marl.common.errors import UserError
 from marl.model.tokens import Tokens
 
 FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers, as configurations name them
@@ -53,32 +53,61 @@ def attention_mask(lm: PreTrainedModel, seen: Tensor, queries: Tensor, keys: Ten
 
 def read_branches(lm: PreTrainedModel, tokens: Tensor, branch: Tensor, position_ids: Tensor) -> Tensor:
     """Last hidden states (B, T, D) of rows with branches; shapes as in `sees`."""
+    read = read_masked if takes_masks(lm) else read_fresh
+    return read(lm, tokens, branch, position_ids)
+
+
+def read_masked(lm: PreTrainedModel, tokens: Tensor, branch: Tensor, position_ids: Tensor) -> Tensor:
+    """Returns what `read_branches` does, from one pass over the rows as they are."""
     mask = attention_mask(lm, sees(branch, position_ids), position_ids, position_ids)
     return lm.base_model(
         input_ids=tokens, attention_mask=mask, position_ids=position_ids, use_cache=False
     ).last_hidden_state  # (B, T, D)
 
 
+def read_fresh(lm: PreTrainedModel, tokens: Tensor, branch: Tensor, position_ids: Tensor) -> Tensor:
+    """Returns what `read_branches` does, from rows of their own: each branch behind the beginning of its stream."""
+    rows, sizes = [*tokens], []  # causal: what stands behind a stream changes nothing in it
+    for row, numbers, places in zip(tokens, branch, position_ids, strict=True):
+        for number in range(1, int(numbers.max()) + 1):
+            own = numbers == number
+            if own.any():  # else the row was cut before it
+                rows.append(torch.cat([row[: places[own][0]], row[own]]))
+                sizes.append(int(own.sum()))
+    whole = lm.base_model(input_ids=pad_sequence(rows, batch_first=True), use_cache=False).last_hidden_state
+    hidden, fresh = whole[: len(tokens), : tokens.shape[1]], zip(whole[len(tokens) :], rows[len(tokens) :], strict=True)
+    found = [states[len(ids) - size : len(ids)] for (states, ids), size in zip(fresh, sizes, strict=True)]
+    return hidden.masked_scatter((branch > 0)[..., None], torch.cat(found))
+
+
+def tokens_read(lm: PreTrainedModel, branch: Tensor, lengths: Tensor) -> Tensor:
+    """Counts at most how many tokens are read for each row of so many (B,) int64. `branch` as in `sees`."""
+    if not bool(branch.any()) or takes_masks(lm):
+        return lengths
+    return lengths * (1 + branch.amax(1))
+
+
 def read_questions(tokens: Tokens, lm: PreTrainedModel, questions: str) -> None:
-    """Sets whether a model reads its questions in the `stream` or `beside` it.
-
-    `auto`: beside for chat models that can, else in the stream. UserError for `beside` where the model cannot.
-    """
-    if questions == "stream" or (questions == "auto" and not tokens.format.ask_in_turn):
-        tokens.beside = False
-        return
-    able = reads_branches(lm)
-    if questions == "beside" and not able:
-        raise UserError(
-            f"model.questions=beside: {type(lm).__name__} cannot read questions beside the stream: it takes attention "
-            "whose masks and positions can be given, and no recurrent layers. Set it to stream."
-        )
-    tokens.beside = able
+    """Sets whether a model reads its questions in the `stream` or `beside` it; `auto`: beside for chat models."""
+    tokens.beside = questions == "beside" or (questions == "auto" and tokens.format.ask_in_turn)
+    if tokens.beside:
+        takes_masks(lm)  # tried here, where the model is whole
 
 
-@torch.no_grad()
-def reads_branches(lm: PreTrainedModel) -> bool:
-    """Tells whether a branch is read as a stream that goes on so. Tries it on a row with two branches."""
+def takes_masks(lm: PreTrainedModel) -> bool:
+    """Tells whether attention with a mask reads a branch as a stream that goes on so. Tried once a configuration."""
+    key = (type(lm), lm.config.to_json_string(use_diff=False), lm.dtype)
+    if key not in _TAKES_MASKS:
+        with torch.no_grad(), torch.autocast(lm.device.type, enabled=False):
+            _TAKES_MASKS[key] = _try_masks(lm)
+    return _TAKES_MASKS[key]
+
+
+_TAKES_MASKS: dict[tuple[type, str, torch.dtype], bool] = {}
+
+
+def _try_masks(lm: PreTrainedModel) -> bool:
+    """Reads a row with two branches, and compares with streams that go on so."""
     config = lm.config.get_text_config()
     listed = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None) or ()
     if {*listed} - {FULL, SLIDING}:
@@ -96,7 +125,7 @@ def reads_branches(lm: PreTrainedModel) -> bool:
 
     try:
         numbers, positions = (torch.tensor([each], device=lm.device) for each in (branch, position_ids))
-        found = read_branches(lm, ordinary(row), numbers, positions)[0]
+        found = read_masked(lm, ordinary(row), numbers, positions)[0]
         alone = [lm.base_model(input_ids=ordinary(each), use_cache=False) for each in fresh]
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
         return False  # it takes no such masks or positions

@@ -124,18 +124,20 @@ def arm_runs(runs: Sequence[Run]) -> list[ArmRun]:
 def base_names(runs: Sequence[Run]) -> dict[tuple[Path, str], str]:
     """Names of the runs' bases in tables, by folder and condition; empty if an earlier run has the same base in the
     same games: repeated, it would look like many seeds. Else the same base, or another base of the same seed, is named
-    after its arm.
+    after its arm. Where there are bases of several models, all carry their model's name.
     """
     names: dict[tuple[Path, str], str] = {}
     known: dict[tuple[str, str], set[str]] = {}  # a model's games
     taken: set[tuple[str, int]] = set()
+    several = len({base_model_of(run) for run in runs}) > 1
     for run in runs:
         figures = run.evaluation.get("conditions", {})
         heard = run.evaluation.get("belief_by_message", {})
         for condition in dict.fromkeys([*figures, *heard, *(each for each in MEASURED if each in run.transcripts)]):
             if condition == TRAINED:
                 continue
-            name, games = condition + _suffix(run, runs), measured_in(run)
+            name = condition + (f", {base_model_of(run)}" if several else "") + _suffix(run, runs)
+            games = measured_in(run)
             own = json.dumps(figures.get(condition), sort_keys=True)
             model = str(run.card.get("base_digest") or run.card.get("base") or own)
             before = known.setdefault((name, model), set())
@@ -192,12 +194,16 @@ OF_ARMS, OF_MODELS = ("press",), ("style", "format")
 SMALL = "small"  # the model that is trained here from scratch
 
 
-def model_of(run: Run) -> str:
-    """The name of what learned: `small`, or a pretrained model's, with a note where all its weights did."""
+def base_model_of(run: Run) -> str:
+    """The name of the model that a run's base is: `small`, or a pretrained model's."""
     model = run.config.get("model") or {}
-    if model.get("kind") != "hf":
-        return SMALL
-    return Path(str(model["name"])).name + ("" if model.get("lora") else ", all weights")
+    return Path(str(model["name"])).name if model.get("kind") == "hf" else SMALL
+
+
+def model_of(run: Run) -> str:
+    """The name of what learned: its base's, with a note where all weights of a pretrained model did."""
+    name = base_model_of(run)
+    return name if name == SMALL or run.config["model"].get("lora") else f"{name}, all weights"
 
 
 def by_model(runs: Sequence[Run]) -> dict[str, list[Run]]:

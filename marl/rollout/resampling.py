@@ -9,12 +9,13 @@ what each would vote is read off its model. Left out: what the answers are worth
 
 import copy
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from envs.core import Question, TurnKind
 from marl.agents.base import Agent, beliefs_of
@@ -241,8 +242,10 @@ def _hearing(
             for agent, vote in _vote(episode, env, writers, observations, infos, legal, turn.step + 1).items():
                 asked[agent].append(vote)
         for agent, stop in stops.items():
+            engine = models[episode.players[agent]].engine
             end = max((each.position + 1 for each in asked[agent]), default=stop.length)
-            fits = end <= models[episode.players[agent]].engine.context
+            beside = 0 if engine.goes_back else max((len(each.branch) for each in asked[agent]), default=0)
+            fits = end + beside <= engine.context
             stop.chunks.append(writers[agent].stream.tokens[stop.length : end] if fits else [])
             stop.asked.append(asked[agent] if fits else [])
     return {agent: stop for agent, stop in stops.items() if any(stop.asked)}
@@ -303,15 +306,16 @@ def _hear(
         heard = [(stop, j) for stop, own in zip(stops, which, strict=True) for j in own]
         new = [(fork, chunk) for fork, (stop, j) in zip(forks, heard, strict=True) if (chunk := stop.chunks[j])]
         states = {}
+        beside = {} if engine.goes_back else _beside(engine, forks, heard)  # before states move on
         if new:
             hidden = engine.read([fork for fork, _ in new], [chunk for _, chunk in new])
             states = dict(zip((fork for fork, _ in new), hidden.split([len(chunk) for _, chunk in new]), strict=True))
+        beside = beside or _beside(engine, forks, heard)
         for fork, (stop, j) in zip(forks, heard, strict=True):
             game, listener = seat_of[id(stop)]
             asked = stop.asked[j]
-            branches = [(a.position + 1, a.branch) for a in asked if a.branch]
-            beside = iter(engine.read_beside([fork], [branches]) if branches else ())
-            found = [next(beside) if a.branch else states[fork][a.position - stop.length] for a in asked]
+            aside = iter(beside[fork])
+            found = [next(aside) if a.branch else states[fork][a.position - stop.length] for a in asked]
             logits = agent.policy.logits(torch.stack(found))
             # Votes as they are drawn; at temperature 0 engines note probabilities at 1.
             scales = [(agent.temperature or 1.0) if a.question.text == VOTE else 1.0 for a in asked]
@@ -323,3 +327,16 @@ def _hear(
             stop.message.heard[j] += answered(heard_by, episodes[game].answers)
         for fork in forks:
             engine.free(fork)
+
+
+def _beside(engine: Engine, forks: Sequence[int], heard: Sequence[tuple[Stop, int]]) -> dict[int, Iterable[Tensor]]:
+    """Reads the questions beside each fork's stream, whose message it may have heard. Returns states (D,) by fork."""
+    found: dict[int, Iterable[Tensor]] = {}
+    for fork, (stop, j) in zip(forks, heard, strict=True):
+        branches = []
+        for asked in stop.asked[j]:
+            start = min(asked.position + 1, int(engine.lengths[fork]))
+            unread = stop.chunks[j][start - stop.length : asked.position + 1 - stop.length]
+            branches += [(start, [*unread, *asked.branch])] if asked.branch else []
+        found[fork] = engine.read_beside([fork], [branches]) if branches else ()
+    return found

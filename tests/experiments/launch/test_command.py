@@ -269,6 +269,8 @@ REFUSED = {
     "reward.speaking.weight=abc": "reward.speaking.weight=abc does not fit: reward.speaking.weight is a number.",
     "seed=null": "seed=null does not fit: seed is never null.",
     "loss.listening=0": "loss.listening=0 does not fit: loss.listening is a group of settings (weight).",
+    "loss.listening=null": "loss.listening=null does not fit: loss.listening is a group of settings (weight). Leave it "
+    "out with ~loss.listening.",
     "+seed=1": "+seed=1: seed is there already. Leave out the plus sign.",
     "+ablation=full": "+ablation=full don't go together: Multiple values for ablation.",
     "model=hf": "model.name has to be set: add model.name=VALUE.",
@@ -295,6 +297,18 @@ def plan(command: str, *arguments: str) -> Plan:
     overrides = [argument for argument in arguments if argument != "-m"]
     with initialize_config_module("conf", version_base="1.3"):
         return Checker(command, check_arm if command == "train" else None).plan(overrides, "-m" in arguments)
+
+
+def test_a_setting_of_an_adapter_where_there_is_none_names_the_way() -> None:
+    """The two lines of a first try, and what the sentence says."""
+    given = ["model=hf", "model.name=x"]
+    said = "model.lora is null here. Set it as a whole: 'model.lora={rank: 8}'."
+    with pytest.raises(UserError, match=f"^{re.escape(said)}$"):
+        plan("train", *given, "model.lora.rank=8")
+    with pytest.raises(UserError, match=r"^model\.lora\.rnk is not a setting; the nearest "):
+        plan("train", *given, "model.lora.rnk=8")
+    assert plan("train", *given, "model.lora={rank: 8}").config.model.lora == {"rank": 8}
+    assert plan("train", "model=smollm2", "model.lora.rank=8").config.model.lora.rank == 8
 
 
 def test_choices_that_exclude_each_other_are_named() -> None:

@@ -1,5 +1,6 @@
 """Branches: who sees whom, written out by hand, and states equal to those of a fresh read."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,15 +14,17 @@ from marl.common.errors import UserError
 from marl.decoding.cache import SlotCache
 from marl.decoding.engine import Engine
 from marl.learning.batch import collate
-from marl.model.branches import read_questions, reads_branches, sees
+from marl.model.branches import read_questions, sees, takes_masks, tokens_read
 from marl.model.policy import Policy
 from marl.model.tokens import YOUR_TURN, StreamWriter, Tokens
 from marl.storage.checkpoint import load_policy, save_policy
 from marl.types import Belief, Episode, Kind, Stream, Turn
 from tests.marl.models import CHATML, RECURRENT, hf_policy, hf_tokenizer, random_lm, small_tokens, tiny_policy
+from tests.marl.storage.test_checkpoint import seal
 from tests.marl.templates import UNCUED
 
 ATTENTION = ("gpt2", "llama", "qwen3", "mistral")  # mistral sees 16 tokens
+FRESH = (*RECURRENT, "gpt_neo")  # each branch is a row of its own
 NUMBERS = tuple(str(n) for n in range(11))
 
 
@@ -188,20 +191,26 @@ def fresh(policy: Policy, ids: list[int]) -> Tensor:
 @pytest.fixture(scope="module")
 def policies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Policy]:
     chat = {"chat_template": CHATML, "single_digits": True}
-    return {name: hf_policy(tmp_path_factory.mktemp(name), name, **chat) for name in ATTENTION}  # type: ignore[arg-type]
+    names = (*ATTENTION, *FRESH)
+    return {name: hf_policy(tmp_path_factory.mktemp(name), name, **chat) for name in names}  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ATTENTION)
-def test_states_of_a_row_are_those_of_fresh_reads(name: str, policies: dict[str, Policy]) -> None:
-    policy = policies[name]
+def with_branches() -> tuple[Tensor, Tensor, Tensor]:
+    """Two rows: the stream with its branches behind it, and another stream. Tokens, branches and positions, (2, 54)."""
     branch, place, row = [0] * 40, list(range(40)), [*STREAM]
     for number, (shared, ids) in enumerate(BRANCHES, start=1):
         row, branch = row + ids, branch + [number] * len(ids)
         place = place + list(range(shared, shared + len(ids)))
-    rows = [torch.tensor([each + [0] * 3, [*range(54)]]) for each in (row, branch, place)]  # padding, and another row
-    rows[1][1] = 0
+    tokens, numbers, places = (torch.tensor([[*each, 0, 0, 0], [*range(54)]]) for each in (row, branch, place))
+    numbers[1] = 0
+    return tokens, numbers, places
+
+
+@pytest.mark.parametrize("name", [*ATTENTION, *FRESH])
+def test_states_of_a_row_are_those_of_fresh_reads(name: str, policies: dict[str, Policy]) -> None:
+    policy = policies[name]
     with torch.no_grad():
-        found = policy.hidden(*rows)
+        found = policy.hidden(*with_branches())
     torch.testing.assert_close(found[0, :40], fresh(policy, STREAM), atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(found[1], fresh(policy, [*range(54)]), atol=1e-4, rtol=1e-4)
     at = 40
@@ -210,6 +219,47 @@ def test_states_of_a_row_are_those_of_fresh_reads(name: str, policies: dict[str,
             found[0, at : at + len(ids)], fresh(policy, [*STREAM[:shared], *ids])[shared:], atol=1e-4, rtol=1e-4
         )
         at += len(ids)
+
+
+@pytest.mark.parametrize("name", ["llama", "rwkv", "falcon_h1", "gpt_neo"])
+def test_gradients_of_branches_are_those_of_fresh_reads(name: str, policies: dict[str, Policy]) -> None:
+    lm = policies[name].lm
+    tokens, numbers, places = with_branches()
+    weight = torch.randn(54, lm.config.hidden_size, generator=torch.Generator().manual_seed(0))
+
+    def gradients(loss: Tensor) -> list[Tensor]:
+        lm.zero_grad()
+        loss.backward()
+        return [p.grad.clone() for p in lm.parameters() if p.grad is not None]
+
+    found = gradients((policies[name].hidden(tokens, numbers, places)[0, :51] * weight[:51]).sum())
+    at, expected = 40, (policies[name].hidden(torch.tensor([STREAM]))[0] * weight[:40]).sum()
+    for shared, ids in BRANCHES:
+        own = policies[name].hidden(torch.tensor([[*STREAM[:shared], *ids]]))[0, shared:]
+        expected = expected + (own * weight[at : at + len(ids)]).sum()
+        at += len(ids)
+    for ours, theirs in zip(found, gradients(expected), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4 * float(theirs.abs().max() + 1), rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_the_engine_reads_branches_in_their_slots_and_puts_states_back(name: str, policies: dict[str, Policy]) -> None:
+    policy = policies[name]
+    engine = Engine(policy, 4, 64)
+    slots = [engine.allocate() for _ in range(3)]
+    engine.read([slots[2], slots[0]], [STREAM, STREAM[:20]])
+    assert isinstance(engine.cache, SlotCache) and not engine.goes_back
+    held = [states.clone() for layer in engine.cache.states for states in layer.stored()]
+    asked = [[(40, [19, 20]), (40, [21])], [(20, [5, 6, 7])]]
+    found = engine.read_beside([slots[2], slots[0]], asked)
+    after = [states for layer in engine.cache.states for states in layer.stored()]
+    assert all(torch.equal(a, b) for a, b in zip(after, held, strict=True))
+    assert engine.lengths[[slots[2], slots[0]]].tolist() == [40, 20]
+    atol = 1e-3 if name == "qwen3_5" else 1e-4  # pieces under the delta rule, which solves equations
+    for state, (shared, ids) in zip(found, [branch for own in asked for branch in own], strict=True):
+        torch.testing.assert_close(state, fresh(policy, [*STREAM[:shared], *ids])[-1], atol=atol, rtol=1e-4)
+    with pytest.raises(AssertionError, match="a state has no way back"):
+        engine.read_beside([slots[2]], [[(39, [5])]])
 
 
 @pytest.mark.parametrize("name", ATTENTION)
@@ -237,43 +287,63 @@ def test_a_question_beyond_what_the_model_reads_is_refused() -> None:
         engine.read_beside([0], [[(60, [5] * 6)]])
 
 
-# -- who can -----------------------------------------------------------------------------------------------------------
-def test_recurrent_models_and_windows_of_their_own_make_cannot() -> None:
-    for name in (*RECURRENT, "gpt_neo"):
-        assert not reads_branches(random_lm(name, 300)), name
+# -- how they are read ------------------------------------------------------------------------------------------------
+def test_recurrent_models_and_windows_of_their_own_make_take_no_masks() -> None:
+    for name in FRESH:
+        assert not takes_masks(random_lm(name, 300)), name
     for name in ATTENTION:
-        assert reads_branches(random_lm(name, 300)), name
+        assert takes_masks(random_lm(name, 300)), name
+
+
+def test_rows_of_their_own_count_as_read(policies: dict[str, Policy]) -> None:
+    _, numbers, _ = with_branches()
+    lengths = torch.tensor([54, 51])
+    assert tokens_read(policies["llama"].lm, numbers, lengths).tolist() == [54, 51]
+    assert tokens_read(policies["rwkv"].lm, numbers, lengths).tolist() == [54 * 6, 51]
 
 
 def test_it_is_tried_on_ordinary_tokens_as_bfloat16_needs() -> None:
     """The first tokens of a vocabulary are control tokens, whose states are noise in bfloat16."""
     lm, tried = random_lm("llama", 2000).to(torch.bfloat16), list[Tensor]()
     lm.get_input_embeddings().register_forward_pre_hook(lambda _, given: tried.append(given[0].flatten()))
-    assert reads_branches(lm)
+    assert takes_masks(lm)
     ids = torch.cat(tried)
     assert int(ids.min()) >= 500 and int(ids.max()) >= 1500 and len(ids.unique()) > 10
 
 
-def test_where_questions_are_read(policies: dict[str, Policy]) -> None:
-    """`auto`: beside the stream by chat models that can."""
-    chat, tiny = policies["qwen3"], tiny_policy()
-    mamba = random_lm("mamba", chat.tokens.size)
+@pytest.mark.parametrize("name", ["qwen3", "mamba", "rwkv"])
+def test_where_questions_are_read(name: str, policies: dict[str, Policy]) -> None:
+    """`auto`: beside the stream by chat models."""
+    chat, tiny = policies[name], tiny_policy()
     for questions, expected in (("auto", True), ("beside", True), ("stream", False)):
         read_questions(chat.tokens, chat.lm, questions)
         assert chat.tokens.beside is expected
     for policy, questions, expected in ((tiny, "auto", False), (tiny, "beside", True)):
         read_questions(policy.tokens, policy.lm, questions)
         assert policy.tokens.beside is expected
-    read_questions(chat.tokens, mamba, "auto")
-    assert not chat.tokens.beside
-    with pytest.raises(UserError, match=r"model.questions=beside: MambaForCausalLM cannot read .* Set it to stream"):
-        read_questions(chat.tokens, mamba, "beside")
     small_tokens().beside = False  # it is shared
 
 
-def test_a_saved_policy_reads_as_it_did(tmp_path: Path, policies: dict[str, Policy]) -> None:
+def test_a_saved_policy_reads_and_asks_as_it_did(tmp_path: Path, policies: dict[str, Policy]) -> None:
     policy = policies["llama"]
-    for beside in (True, False):
-        policy.tokens.beside = beside
-        save_policy(tmp_path / str(beside), policy, {})
-        assert load_policy(tmp_path / str(beside)).tokens.beside is beside
+    turns = {
+        True: "<|im_start|>assistant\nPoints?",
+        False: "<|im_start|>user\nPoints?<|im_end|>\n<|im_start|>assistant\n",
+    }
+    for beside, own_turn in ((True, True), (True, False), (False, True)):
+        policy.tokens.beside, policy.tokens.own_turn = beside, own_turn
+        folder = tmp_path / f"{beside} {own_turn}"
+        save_policy(folder, policy, {})
+        tokens = load_policy(folder).tokens
+        assert tokens.beside is beside and tokens.own_turn is own_turn
+        view = StreamWriter(tokens)
+        view.observe("A is 0.", (LETTERED,), 0)
+        (asked,) = view.asked
+        assert tokens.decode(asked.branch) == (turns[own_turn] if beside else "")
+    policy.tokens.own_turn = True
+    card = tmp_path / "True True" / "policy.json"  # of a run before this was noted
+    card.write_text(
+        json.dumps({name: value for name, value in json.loads(card.read_text()).items() if name != "own_turn"})
+    )
+    seal(card.parent)
+    assert load_policy(card.parent).tokens.own_turn

@@ -20,8 +20,8 @@ from marl.losses.kl import KLLoss
 from marl.losses.listening import ListeningLoss
 from marl.losses.policy import PolicyLoss
 from marl.losses.world_model import WorldModelLoss
-from marl.model.lora import AdapterConfig, adapted, is_own
-from marl.model.policy import Policy
+from marl.model.lora import AdapterConfig, adapted, copied, is_own
+from marl.model.policy import Policy, pretrained
 from marl.rewards import Reward, add_rewards
 from marl.rewards.game import GameReward
 from marl.rollout.games import env_maker
@@ -30,6 +30,7 @@ from marl.rollout.seeds import GAMES, Game, draw_games
 from marl.storage.checkpoint import load_policy, save_policy
 from marl.types import Episode, TokenBatch
 from tests.marl.model.test_lora import moved, policy_of
+from tests.marl.models import with_critic
 
 pytest.importorskip("peft")
 
@@ -101,3 +102,54 @@ def test_sampler_and_trainer_agree_for_each_adapter_after_each_update(kind: str,
             with learner.training() as policy:
                 update(policy, base, batch, LOSSES, learner.optimizer, CONFIG, torch.Generator().manual_seed(0))
             assert gap(learner.policy, batches[learner.name]) > 0.01, (iteration, learner.name)
+
+
+@pytest.mark.parametrize(("kind", "bf16"), [("gpt2", False), ("gemma3", False), ("gpt2", True)])
+def test_an_adapter_of_weight_0_and_one_that_is_off_are_the_base_to_the_last_bit(
+    kind: str, bf16: bool, tmp_path: Path
+) -> None:
+    """Both play the games of a policy that was never adapted, with the same log-probabilities, values and beliefs, and
+    the trainer computes the same of them; the adapter itself plays others, after updates that moved it."""
+    policy_of(kind, tmp_path)
+    never, base = (
+        with_critic(pretrained(tmp_path, seed=0, dtype=torch.bfloat16 if bf16 else torch.float32)) for _ in range(2)
+    )
+    learner = adapted(base, AdapterConfig(rank=4, alpha=8, bf16=bf16))
+    agent = ModelAgent("learner", learner, slots=32, context=1024, max_new_tokens=5, decode_steps=3)
+    optimizer = make_optimizer(learner, CONFIG)
+    for iteration in range(2):
+        batch = collate(rows_of(play(dict.fromkeys(NAMES, agent), iteration), {"learner"}), REWARDS)
+        batch = add_advantages(batch, REWARDS, Credit())
+        update(learner, base, batch, LOSSES, optimizer, CONFIG, torch.Generator().manual_seed(0))
+    zero = copied(learner)
+    with torch.no_grad():
+        for name, parameter in zero.named_parameters():
+            if ".lora_B." in name:
+                assert parameter.any(), "it has learned nothing"
+                parameter.zero_()
+    assert learner.adapter is not None and zero.adapter is not None
+    zero.value_head.load_state_dict(never.value_head.state_dict())
+
+    def said(policy: Policy) -> tuple[list[Any], TokenBatch]:
+        player = ModelAgent("one", policy, slots=32, context=1024, max_new_tokens=5, decode_steps=3)
+        episodes = play(dict.fromkeys(NAMES, player), 2)
+        beliefs = [[(b.position, b.probs.tolist()) for b in e.beliefs] for e in episodes]
+        return [[e.streams, e.turns] for e in episodes] + beliefs, collate(rows_of(episodes, {"one"}), REWARDS)
+
+    played, batch = said(never)
+    found = scored(never, batch)
+    assert int(batch.reply.sum()) > 30 and gap(never, batch) < (0.2 if bf16 else 1e-4)
+    for same in (learner.adapter.base, zero.adapter.base, zero):
+        assert said(same)[0] == played
+        for name, tensor in scored(same, batch).items():
+            assert torch.equal(tensor, found[name]), name
+    assert not scored(zero, batch, reference=base)["divergence"].any()
+    assert said(learner)[0] != played and gap(learner, batch) > 0.05
+
+
+@torch.no_grad()
+def scored(policy: Policy, batch: TokenBatch, reference: Policy | None = None) -> dict[str, Tensor]:
+    """What the trainer computes, and with a `reference` the divergence from it."""
+    reads = dict.fromkeys(("reply", "values", "beliefs", "observed", *["divergence"] * bool(reference)), True)
+    outputs = forward(policy, batch, 1.0, reads, reference)
+    return {name: tensor for name, tensor in vars(outputs).items() if torch.is_tensor(tensor)}
