@@ -1,5 +1,6 @@
 """Runs as a published table's folder keeps them: figures rounded as in its files, and runs read back from there."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -139,7 +140,10 @@ def _filled(
 
     def own(card: Mapping[str, Any]) -> bool:
         figures = {name: figure[0] for name, figure in card.get("figures", {}).items()}
-        alike = all(abs(means.get((run.arm, run.seed, name), mean) - mean) < 1e-4 for name, mean in figures.items())
+        alike = all(  # cards have four decimals, tables six digits
+            math.isclose(means.get((run.arm, run.seed, name), mean), mean, rel_tol=1e-5, abs_tol=1e-4)
+            for name, mean in figures.items()
+        )
         return arm_name(card["arm"], new[0].game) == run.arm and card["seeds"] == [run.seed] and alike
 
     found = [card for card in cards if own(card)]
