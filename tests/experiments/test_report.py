@@ -258,8 +258,8 @@ def seeds(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
                 by = 1 - (seed if condition == "base" else 10 + number) / 97
                 for metrics in there if isinstance(there, list) else [there]:
                     for metric, each in metrics.items():
-                        scale = 321.7 if metric == "talk/forms" else by  # six digits are fewer than four decimals
-                        each |= {end: each[end] and each[end] * scale * by for end in ("mean", "low", "high")}
+                        scale = 321.7 * by if metric == "talk/forms" else by  # six digits are fewer than four decimals
+                        each |= {end: each[end] and each[end] * scale for end in ("mean", "low", "high")}
         (run / "evaluation.json").write_text(json.dumps(found))
         (run / "run.json").write_text(json.dumps({**card, **own, "figures": found["conditions"]}))
         for name, by in (("metrics.jsonl", 1 - number / 97), ("timing.jsonl", 1 + number / 97)):
