@@ -19,10 +19,11 @@ from omegaconf import DictConfig
 
 from experiments.launch.command import command
 from experiments.launch.terminal import say
-from experiments.setup.select import in_a_name, selected, write_cards
+from experiments.setup.published import CURVES, as_published, earlier_runs, game_of, order, read_curves
+from experiments.setup.select import add_cards, in_a_name, selected, write_cards
 from marl.common.errors import UserError, check_writable
 from marl.common.files import csv_rows, joined_name, reading
-from marl.metrics.compute import GAMES, PASSES
+from marl.metrics.compute import GAMES
 from marl.metrics.ratings import RATED, RATED_TWO
 from marl.metrics.stats import Interval
 from marl.metrics.tables import (
@@ -33,7 +34,6 @@ from marl.metrics.tables import (
     arm_differences,
     arm_ratios,
     bootstrap_table,
-    curve_lines,
     figures_by_arm,
     format_table,
     interval_of,
@@ -78,18 +78,7 @@ DRAWN = {
     "among_us": ("game/win_rate/crewmates",),
     "diplomacy": ("game/score", "press/said", "press/heard"),
 }
-OWN = {
-    "among_us": "game/win_rate/crewmates",
-    "diplomacy": "game/centres",
-}  # a metric that tables of this game alone have
 RATIOS = ("game/win_rate/crewmates",)  # metrics whose ratios between arms are also shown
-CURVES = (
-    "game/score", "game/score_agreed", "game/points", "game/agreement", "game/pareto", "game/pareto_agreed",
-    "game/win_rate/crewmates", "vote/imposter", "vote/witness", "talk/names_imposter", "belief/accuracy",
-    "belief/log_loss", "belief/brier", "reward/game", "reward/speaking", "loss/listening", "loss/plan", "loss/entropy",
-    "loss/kl", "filter/kept", "talk/turns", "talk/tokens_per_turn", "talk/vocabulary", "talk/inverted",
-    "talk/inverted_explicit", "errors/per_turn", "errors/aborted", PASSES,
-)  # fmt: skip
 
 
 @command("report")
@@ -97,6 +86,8 @@ def main(cfg: DictConfig) -> None:
     """Reports on all finished runs whose folder's name matches `select`, or draws a published figure again."""
     if cfg.data:
         return redraw(Path(cfg.data), Path(cfg.publish or cfg.data))
+    if cfg.earlier and not cfg.publish:
+        raise UserError(f"earlier={cfg.earlier}: its runs are published together with new ones. Give publish=FOLDER.")
     runs = [read_run(folder) for folder in selected(Path(cfg.runs), cfg.select, cfg.where)]
     named = with_models(runs)
     if not cfg.publish or len({run.arm for run in named}) == 1:  # published arms keep the names that they have
@@ -107,7 +98,9 @@ def main(cfg: DictConfig) -> None:
     write_report(named, out, title=cfg.title or first.rstrip("-*"))
     if cfg.publish:
         with reading(folders_of(runs)):
-            publish(runs, Path(cfg.publish), f"_{cfg.part}" if cfg.part else "")
+            publish(
+                runs, Path(cfg.publish), f"_{cfg.part}" if cfg.part else "", Path(cfg.earlier) if cfg.earlier else None
+            )
         say(f"table, data and figures: {cfg.publish}")
     else:
         show(runs)
@@ -161,11 +154,11 @@ def show(runs: Sequence[Run]) -> None:
             say(sentence + "\n")
 
 
-def publish(runs: Sequence[Run], folder: Path, part: str = "") -> None:
+def publish(runs: Sequence[Run], folder: Path, part: str = "", earlier: Path | None = None) -> None:
     """Writes the files of a published table.
 
     The headline variant of the game has plain names (`table.csv`); others' names end in the settings that differ.
-    `part` ends all names, for further tables in one folder.
+    `part` ends all names, for further tables in one folder. `earlier`: a published folder, whose runs are added.
     """
     games = sorted({run.game for run in runs})
     if len(games) > 1 or games[0] not in PROFILED:
@@ -173,20 +166,50 @@ def publish(runs: Sequence[Run], folder: Path, part: str = "") -> None:
             f"publish={folder}: the runs play {' and '.join(games)}. Select runs of one game, {' or '.join(PROFILED)}."
         )
     check_writable(folder, "publish")
-    for suffix, group in variants(runs).items():
-        models = by_model(group)
+    kept = sorted(map(as_published, runs), key=order)
+    tables = {part + suffix: by_model(group) for suffix, group in variants(kept).items()}
+    cards = add_earlier(tables, earlier, part) if earlier else []
+    for suffix, models in tables.items():
         if [*models] == [SMALL]:
-            publish_variant(games[0], group, folder, part + suffix)
+            publish_variant(games[0], models[SMALL], folder, suffix)
             continue
         found = [
             (model, row)
             for model, own in models.items()
-            for row in publish_variant(games[0], own, folder, part + suffix + in_a_file(f"_{in_a_name(model)}"), model)
+            for row in publish_variant(games[0], own, folder, ending(suffix, model, models), model)
         ]
-        table = folder / f"table{part}{suffix}.csv"
+        table = folder / f"table{suffix}.csv"
         write_csv(table, ("model", *TableRow.__dataclass_fields__), ((model, *astuple(row)) for model, row in found))
         draw_models(table, folder)
+    add_cards(cards, folder)
     write_cards((run.folder for run in runs), folder)
+
+
+def ending(suffix: str, model: str, models: Iterable[str]) -> str:
+    """The ending of the names of a model's files; the small model alone has none of its own."""
+    return suffix if [*models] == [SMALL] else suffix + in_a_file(f"_{in_a_name(model)}")
+
+
+def add_earlier(tables: dict[str, dict[str, list[Run]]], earlier: Path, part: str) -> list[dict[str, Any]]:
+    """Adds the runs of a published folder to the tables. Returns their cards."""
+    endings = {ending(suffix, model, models) for suffix, models in tables.items() for model in models}
+    several = any([*models] != [SMALL] for models in tables.values())
+    runs = [run for models in tables.values() for own in models.values() for run in own]
+    variant = tuple(f"{part}_{key}_" for key in runs[0].config.get("env") or {})
+    there = [path.name.removesuffix(".csv.gz").removeprefix("per_seed") for path in earlier.glob("per_seed*.csv.gz")]
+    if left := [own for own in sorted(there) if own not in endings and (several or own.startswith(variant))]:
+        raise UserError(f"earlier={earlier}: it also has {in_words(left[0])}. Select new runs of each of its tables.")
+    old = []
+    for suffix, models in tables.items():
+        for model, own in models.items():
+            found = earlier_runs(earlier, ending(suffix, model, models), own)
+            alone = [replace(run, evaluation={**run.evaluation, "by_game": {}}) for run in own]
+            models[model] = sorted([*found, *alone], key=order)
+            old += found
+            for sentence in mixed(models[model]):
+                say(sentence)
+    say("bootstrap.csv and comparisons of a single seed are left out: earlier runs' single games are not published.")
+    return [run.card for run in old]
 
 
 def with_models(runs: Sequence[Run]) -> list[Run]:
@@ -271,6 +294,8 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str, m
     for name, found in tables.items():
         if found:
             write_table(path(name), found)
+        else:
+            path(name).unlink(missing_ok=True)  # of other runs
     for name, (header, lines) in data_files(game, runs, arms, pairs, names).items():
         write_csv(path(name), header, lines)
     if not model:
@@ -342,23 +367,8 @@ def draw(folder: Path, suffix: str, out: Path) -> None:
 def drawn_of(rows: Sequence[TableRow]) -> tuple[str, list[str]]:
     """The game of a published table, and the metrics of its figure."""
     there = {row.metric for row in rows}
-    game = next((name for name, metric in OWN.items() if metric in there), "dond")
+    game = game_of(there)
     return game, [name for name in DRAWN[game] if name in there]
-
-
-def read_curves(path: Path) -> list[Run]:
-    """Reads the runs of a `curves.csv.gz`: arm, seed and curves alone."""
-    found: dict[tuple[str, int], Run] = {}
-    lines: dict[tuple[str, int, str, int], dict[str, Any]] = {}
-    for arm, seed, phase, iteration, games, figures in curve_lines(path):
-        run = found.setdefault((arm, seed), Run(path.parent, arm, seed, {"algo": {}}, {}, [], {}))
-        if iteration:
-            run.config["algo"]["games"] = games // iteration
-        line = lines.setdefault((arm, seed, phase, iteration), {"iteration": iteration, "phase": phase})
-        if len(line) == 2:
-            run.curves.append(line)
-        line |= figures
-    return list(found.values())
 
 
 def read_published(path: Path) -> dict[str, Interval]:

@@ -165,11 +165,12 @@ def save_figure(figure: Figure, path: Path) -> None:
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": path.name}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     svg = re.sub(r"font-family: '.*?(sans-serif)", r"font-family: \1", buffer.getvalue())
-    write_text(path, _shorter(svg))
+    write_text(path, _with_classes(_shorter(svg)))
 
 
 def _shorter(svg: str) -> str:
-    """Rounds coordinates to a tenth of a point, and drops indentation, metadata and turns by nothing."""
+    """Rounds coordinates to a tenth of a point, and drops what nobody sees: indentation, metadata, turns by nothing,
+    lines of one point, names of groups, and groups that have nothing but a name."""
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r' transform="rotate\(-0 [^"]*\)"', "", svg)
     svg = re.sub(
@@ -177,7 +178,22 @@ def _shorter(svg: str) -> str:
         lambda found: re.sub(r"\d+\.\d+", lambda n: f"{float(n[0]):.1f}".removesuffix(".0"), found[0]),
         svg,
     )
-    return re.sub(r"\s*\n\s*", "\n", svg)
+    svg = re.sub(r"\s*\n\s*", "\n", svg)
+    svg = re.sub(r'<path d="M [^ ]+ [^ ]+\n"[^>]*/>\n', "", svg)
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg).replace("<g/>\n", "")
+    inner, found = re.compile(r"<g>\n((?:(?!<g|</g).)*)</g>\n", re.DOTALL), 1
+    while found:
+        svg, found = inner.subn(r"\1", svg)
+    return svg
+
+
+def _with_classes(svg: str) -> str:
+    """Writes each style once, in the style sheet of the file."""
+    styles = dict.fromkeys(re.findall(r' style="([^"]*)"', svg))
+    names = {style: f"s{i}" for i, style in enumerate(styles)}
+    svg = re.sub(r' style="([^"]*)"', lambda found: f' class="{names[found[1]]}"', svg)
+    sheet = "".join(f"\n.{name}{{{style}}}" for style, name in names.items())
+    return svg.replace("</style>", f"{sheet}\n</style>", 1)
 
 
 def to_svg(figure: Figure, name: str, label: str) -> Markup:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from marl.metrics.among_us import template
@@ -66,11 +66,8 @@ class Speaker:
     arm: str
     seed: int
     games: int
+    messages: int
     forms: list[Form]
-
-    @property
-    def messages(self) -> int:
-        return sum(form.uses for form in self.forms)
 
 
 def speakers(runs: Sequence[Run]) -> list[Speaker]:
@@ -81,7 +78,10 @@ def speakers(runs: Sequence[Run]) -> list[Speaker]:
         for condition, player in MEASURED.items():
             name = arm_label(run, runs) if condition == TRAINED else bases.get((run.folder, condition))
             if name and (games := run.transcripts.get(condition)):
-                found.append(Speaker(name, run.seed, len(games), forms(games, player)))
+                own = forms(games, player)
+                found.append(Speaker(name, run.seed, len(games), sum(form.uses for form in own), own))
+            elif name and condition in run.forms:
+                found.append(replace(run.forms[condition], arm=name))
     return sorted(found, key=lambda speaker: not speaker.arm.startswith("base"))
 
 

@@ -40,6 +40,7 @@ class Run:
     curves: list[dict[str, Any]]
     evaluation: dict[str, Any]
     transcripts: dict[str, list[Transcript]] = field(default_factory=dict)
+    forms: dict[str, Any] = field(default_factory=dict)  # instead of transcripts, a `Speaker` for each condition
 
     @property
     def game(self) -> str:

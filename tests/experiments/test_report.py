@@ -20,6 +20,7 @@ from marl.report import prose
 from marl.report.page import read_run
 from marl.report.runs import Run, arm_label, arm_runs
 from tests.composing import BRIEF, cases, configure
+from tests.marl.report.test_page import make_run
 from tests.runs import without_pages
 
 SMALL = [
@@ -239,6 +240,118 @@ def test_styles_of_one_model_make_variants_and_those_that_follow_from_the_model_
     small, one, other = run("compact"), run("brief", "hub/one"), run("natural", "hub/other")
     assert list(variants([small, one, other])) == [""]
     assert list(variants([small, one, run("natural", "hub/one")])) == ["", "_style_compact", "_style_natural"]
+
+
+@pytest.fixture(scope="module")
+def seeds(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of two arms and three seeds, each with figures, curves and messages of its own; a base for each seed."""
+    seeds = tmp_path_factory.mktemp("seeds")
+    for number, (arm, seed) in enumerate((arm, seed) for arm in ("full", "game_only") for seed in (2, 9, 10)):
+        whole = next(root.glob(f"tiny-{arm}-s0-????????"))
+        run = shutil.copytree(whole, seeds / whole.name.replace("-s0-", f"-s{seed}-"))
+        OmegaConf.save(OmegaConf.merge(OmegaConf.load(run / "config.yaml"), {"seed": seed}), run / "config.yaml")
+        card = json.loads((run / "run.json").read_text())
+        own = {"run": run.name, "seed": seed, "seeds": [seed], "base_digest": f"base {seed}"}
+        own["command"] = f"train.py -m ablation={arm} seed={seed} algo.games=4 runs={root}"
+        found = json.loads((run / "evaluation.json").read_text())
+        for group in ("conditions", "belief_by_message"):
+            for condition, there in found[group].items():
+                by = 1 - (seed if condition == "base" else 10 + number) / 97
+                for metrics in there if isinstance(there, list) else [there]:
+                    for metric, each in metrics.items():
+                        scale = 321.7 * by if metric == "talk/forms" else by  # six digits are fewer than four decimals
+                        each |= {end: each[end] and each[end] * scale for end in ("mean", "low", "high")}
+        (run / "evaluation.json").write_text(json.dumps(found))
+        (run / "run.json").write_text(json.dumps({**card, **own, "figures": found["conditions"]}))
+        for name, by in (("metrics.jsonl", 1 - number / 97), ("timing.jsonl", 1 + number / 97)):
+            lines = [json.loads(line) for line in (run / name).read_text().splitlines()]
+            changed = [{k: v * by if "/" in k and type(v) is float else v for k, v in line.items()} for line in lines]
+            (run / name).write_text("".join(json.dumps(line) + "\n" for line in changed))
+        for name in ("base", "trained"):
+            games = (run / "episodes" / f"{name}.jsonl").read_text().splitlines(keepends=True)
+            (run / "episodes" / f"{name}.jsonl").write_text(
+                "".join(games[: (seed if name == "base" else number) % 4 + 1])
+            )
+    return seeds
+
+
+def publish_seeds(seeds: Path, folder: Path, select: str, *more: str) -> dict[str, bytes]:
+    """The published files of these runs, without a page."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "write_report", lambda *_, **__: None)
+        report.main(configure("report", f"runs={seeds}", f"select={select}", f"publish={folder}", *more))
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def at_once(seeds: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    return publish_seeds(seeds, tmp_path_factory.mktemp("at_once") / "table", "*")
+
+
+@pytest.mark.parametrize("parts", ["*-s2-* *-s10-* *-s9-*", "*-full-s9-* *-full-s10-* *-full-s2-* *game_only*"])
+def test_runs_published_one_after_another_make_the_files_of_one_report(
+    seeds: Path, at_once: dict[str, bytes], tmp_path: Path, parts: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without `bootstrap.csv`, which takes each game's result."""
+    folder, (first, *others) = tmp_path / "table", parts.split()
+    publish_seeds(seeds, folder, first)
+    for part in others:
+        found = publish_seeds(seeds, folder, part, f"earlier={folder}")
+    assert "bootstrap.csv and comparisons of a single seed are left out" in capsys.readouterr().out
+    assert found.keys() == at_once.keys() - {"bootstrap.csv"}
+    assert {"equal_compute.csv.gz", "differences.csv.gz", "ratios.csv", "forms.csv.gz", "cards.jsonl"} < found.keys()
+    for name in found:
+        assert found[name] == at_once[name], name
+
+
+def test_seeds_of_a_single_arm_are_published_one_after_another(tmp_path: Path) -> None:
+    """The table calls the arm of Deal or No Deal `trained` until there is another one."""
+    folders = [
+        make_run(tmp_path / name, arm, seed, run=name, seeds=[seed], base_digest=f"{seed}")
+        for seed, arm in enumerate(("full", "full", "game_only"))
+        if (name := f"small-{arm}-s{seed}-{seed:08}")
+    ]
+    runs = [read_run(folder) for folder in folders]
+    publish(runs, tmp_path / "at_once")
+    publish(runs[:1], tmp_path / "table")
+    publish(runs[1:2], tmp_path / "table", earlier=tmp_path / "table")
+    assert {row.arm for row in read_table(tmp_path / "table" / "table.csv")} == {"base", "trained"}
+    publish(runs[2:], tmp_path / "other", earlier=tmp_path / "table")
+    whole = {path.name: path.read_bytes() for path in (tmp_path / "at_once").iterdir()}
+    assert {path.name: path.read_bytes() for path in (tmp_path / "other").iterdir()} == whole
+
+
+def test_earlier_runs_that_are_not_alike_are_refused(
+    seeds: Path, published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "table"
+    made = publish_seeds(seeds, folder, "*-s2-*")
+    run = read_run(next(seeds.glob("*-full-s9-*")))
+    whole, algo = run.evaluation, run.config["algo"]
+    fewer = {name: {**own, "n": 4} for name, own in whole["conditions"]["trained"].items()}
+    other = {
+        "full seed 2 is there, and tiny": replace(run, seed=2),
+        "evaluation games of full seed 2: 8, .*: 4": replace(
+            run, evaluation={**whole, "conditions": {"trained": fewer}}
+        ),
+        "training games an iteration of full seed 2: 4, .*: 8": replace(
+            run, config={**run.config, "algo": {**algo, "games": 8}}
+        ),
+        "iterations of full seed 2: 2, .*: 1": replace(run, curves=[row for row in run.curves if row["iteration"] < 2]),
+        "settings of full seed 2: algo.games=4, .*: as shipped": replace(
+            run, card={**run.card, "command": "train.py seed=9"}
+        ),
+        "its game is among_us, that of the new runs dond": replace(run, config={**run.config, "env": {"game": "dond"}}),
+    }
+    for said, changed in other.items():
+        with pytest.raises(UserError, match=f"earlier=.*{said.replace('full seed', 'RL.L.S seed')}"):
+            publish([changed], folder, earlier=folder)
+    for earlier, said in ((tmp_path, r"there is no per_seed\.csv\.gz"), (published, "also has shaping 0.2")):
+        with pytest.raises(UserError, match=f"earlier=.*{said}"):
+            publish([run], folder, earlier=earlier)
+    with pytest.raises(UserError, match=r"earlier=.*Give publish=FOLDER"):
+        report.main(configure("report", f"runs={seeds}", f"earlier={folder}"))
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == made  # nothing was written
 
 
 RESULTS = Path(report.__file__).parent / "results"

@@ -9,16 +9,18 @@ from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from xml.etree.ElementTree import fromstring
 
 import pytest
 import yaml
+from matplotlib.figure import Figure
 
 from marl.common.errors import UserError
 from marl.metrics.beliefs import belief_by_message
 from marl.metrics.evaluation import evaluation_to_json, metrics
 from marl.metrics.stats import Interval
 from marl.metrics.tables import ablation_table
-from marl.report.figures import ablation_figure, arm_colours, mean_entries, training_panels
+from marl.report.figures import ablation_figure, arm_colours, mean_entries, save_figure, training_panels
 from marl.report.games import speakers
 from marl.report.html import TEMPLATES
 from marl.report.page import build_report, read_run
@@ -478,7 +480,23 @@ def test_published_figures_and_curves_stand_beside(among_us_runs: list[Path], tm
     assert (tmp_path / "bare.svg").read_bytes() == first
     bare, full = ((tmp_path / name).read_text() for name in ("bare.svg", "full.svg"))
     assert "fill: #ffffff; stroke: #777777" in full and "fill: #ffffff; stroke: #777777" not in bare
-    assert "training games" in full and full.count("FillBetweenPolyCollection") == 3  # a band for each arm
+    assert "training games" in full and full.count("fill-opacity: 0.14") == 3  # a band for each arm
+
+
+def test_figures_in_files_say_each_style_once_and_no_line_of_one_point(tmp_path: Path) -> None:
+    figure = Figure()
+    axes = figure.add_axes((0, 0, 1, 1))
+    for heights in ([0.0, 1.0], [2.0, 3.0]):
+        axes.plot(heights, color="#0072b2", linewidth=3)
+    axes.plot([0.5], color="#d55e00", marker="o")
+    save_figure(figure, tmp_path / "lines.svg")
+    text = (tmp_path / "lines.svg").read_text()
+    fromstring(text)  # each group still ends
+    styles = dict(re.findall(r"^\.(s\d+)\{(.*)\}$", text, re.M))
+    assert len(set(styles.values())) == len(styles) and " style=" not in text and "<g id=" not in text
+    (wide,) = (name for name, style in styles.items() if "stroke: #0072b2; stroke-width: 3" in style)
+    assert len(re.findall(rf'<path d="M \S+ \S+\nL \S+ \S+\n" clip-path="url\(#\w+\)" class="{wide}"/>', text)) == 2
+    assert sum("#d55e00" in style for style in styles.values()) == 2  # the point's edge and its inside; it has no line
 
 
 OWN_TERMS = {
