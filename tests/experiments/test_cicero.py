@@ -164,6 +164,8 @@ def test_a_folder_without_an_arm(player: str, tmp_path: Path) -> None:
         ("arms=[none]", r"arms=\['none'\]: games need the arms state and both"),
         ("arms=[some,state,both]", "arms: some must be one of none, state, intent, both"),
         ("games=-1", "games=-1"),
+        ("lessons.epochs=-1", r"lessons\.epochs=-1: must be a whole number, at least 0"),
+        ("lessons.share=1", r"lessons\.share=1: must be at least 0 and below 1"),
         ("cicero.plan.opponents=all", r"cicero\.plan\.opponents=all: must be one of exact, sampled, coshar"),
         ("cicero.candidates=20", r"cicero\.candidates=20: must be at least 1, and at most"),
     ],
