@@ -212,7 +212,8 @@ def test_the_study_goes_from_dialogues_to_a_table(
     assert (tmp_path / "out" / "table.csv").read_text() == first
     assert csv_rows(tmp_path / "out" / "situations.csv") == told
     monkeypatch.undo()
-    shorter = ("games=0", "action_epochs=0", "epochs=0", "arms=[both]", f"publish={tmp_path / 'words'}")
+    shorter = ("games=0", "action_epochs=0", "epochs=0", "arms=[both]", "lessons.epochs=1")
+    shorter = (*shorter, f"publish={tmp_path / 'words'}")
     intents.main(configure("intents", *small, *shorter))
     words = {row["metric"] for row in csv_rows(tmp_path / "words" / "table.csv")}
     assert "intent/stated" in words and not any(name.startswith(("game/", "filter/")) for name in words)
