@@ -38,12 +38,13 @@ from marl.common.errors import UserError, check_count
 from marl.common.files import digest, read_json, write_json
 from marl.intents.agent import ACTION, DIALOGUE, NONSENSE, CiceroAgent, CiceroConfig, Parts
 from marl.intents.annotate import correspondence, named_items
+from marl.intents.borrowed import Lessons
 from marl.intents.corruptions import KINDS, Bigrams
 from marl.intents.measure import control, controlled, human_perplexity, perplexity, read_messages, spoiled, spoken
 from marl.intents.nonsense import Ensemble, train
 from marl.intents.standin import write_scripted
-from marl.intents.streams import ARMS, Intent
-from marl.intents.training import MIXED, action_model, annotated, dialogue_model, unvaried
+from marl.intents.streams import ARMS, TOLD, Intent
+from marl.intents.training import MIXED, NO_LESSONS, action_model, annotated, dialogue_model, unvaried
 from marl.metrics.drift import likelihood, retold
 from marl.metrics.stats import Interval, Metrics, bootstrap_mean, bootstrap_ratio, rate, seed_mean
 from marl.metrics.tables import TableRow, read_table, write_csv, write_table
@@ -158,6 +159,7 @@ def check(cfg: DictConfig) -> None:
         check_count(cfg[name], name, 0)
     for name in ("rounds", "own_epochs", "control", "scripted_games"):
         check_count(cfg[name], name)
+    Lessons(**dict(cfg.lessons))
 
 
 # --- Models -----------------------------------------------------------------------------------------------------------
@@ -219,9 +221,14 @@ def make_models(seed: int, data: str, cfg: DictConfig, spec: PlaySpec, place: Wo
         if arm != MIXED:
             learns = own
             begun, begun_digest = (models[MIXED], folder_digest(folders[MIXED])) if cfg.epochs else first[:2]
+        lessons = Lessons(**dict(cfg.lessons)) if arm in TOLD else NO_LESSONS
         settings = {"start": begun_digest, "base": asdict(learns)}
+        if lessons.epochs:
+            settings["lessons"] = asdict(lessons)
         folders[arm] = cache / f"intents-{arm}-s{seed}-{digest(settings)[:8]}"
-        models[arm] = dialogue_model(arm, begun, begun_digest, taught, learns, train_env, data, folders[arm], **how)
+        models[arm] = dialogue_model(
+            arm, begun, begun_digest, taught, learns, train_env, data, folders[arm], lessons=lessons, **how
+        )
     for each in (models, folders):
         each.pop(MIXED, None)
     return Made(seed, {**spec.env, "split": "test"}, data, action, views, intents, models, folders)

@@ -3,7 +3,7 @@
 The action model learns from the truthful views alone (`truthful.unfaithful`): some of them whole, the others cut after
 a message, with the end that annotation injects, as long as the claim does not contradict what was said by then.
 Dialogue models start from its weights. One learns from the same dialogues under a grounding that is drawn for each, and
-the model of each arm (`streams.ARMS`) goes on from it.
+the model of each arm (`streams.ARMS`) goes on from it, with lessons (`borrowed`) where it is told intents and so set.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ import torch
 
 from envs.dond.replies import PROPOSE
 from envs.dond.rules import Triple
-from envs.human_dond import HumanView, Split, Step
+from envs.human_dond import HumanView, Split, Step, read_split
 from marl.common.errors import UserError
 from marl.common.files import canonical, read_json, write_json
 from marl.intents.annotate import annotate, cut_after
+from marl.intents.borrowed import Lessons, in_lessons, learnable, library
 from marl.intents.claims import ClaimReader
-from marl.intents.streams import ARMS, Intent, grounded, unasked
+from marl.intents.streams import ARMS, TOLD, Intent, grounded, unasked
 from marl.intents.truthful import OTHER, unfaithful
 from marl.model.optim import MuonAndAdamW
 from marl.model.policy import Policy, dropout, tiny_lm
@@ -40,6 +41,7 @@ CUTS = 107  # of the seed
 WHOLE = 0.35  # share of the dialogues that an action model reads whole
 MIXED = "mixed"  # instead of an arm: each dialogue in one that is drawn for it
 CONTEXT = 512  # tokens of a human dialogue's stream at most
+NO_LESSONS = Lessons()
 FORMAT = 3  # raise it when the same settings make other models
 
 Progress = Callable[[str, int, int], None]  # what is trained, steps taken, all steps
@@ -132,18 +134,28 @@ def dialogue_model(
     arm: str, start: Policy, start_digest: str, intents: Mapping[int, Sequence[Intent]], base: BaseConfig,
     env: Mapping[str, Any], data: str, folder: Path, *, device: torch.device | str = "cpu",
     progress: Progress = lambda what, done, total: None, report: Callable[[str], None] = print,
+    lessons: Lessons = NO_LESSONS,
 ) -> Policy:  # fmt: skip
     """A model of messages under what `arm` grounds them in, trained on from a copy of `start`.
 
-    `intents`: those of the training split (`annotate`). All arms learn from the views that have some.
+    `intents`: those of the training split (`annotate`). All arms learn from the views that have some. `lessons`: what
+    arms that are told intents learn first, and beside people's own messages.
     """
 
     def make() -> tuple[Policy, Mapping[str, float]]:
         policy = copy.deepcopy(start)
         ways, how = in_arm(arm, intents, base.seed), replace(base, human_games=0)  # those that have intents were chosen
         views = len(corpus.recorded(data, "train", corpus.variants(env, base.vary), how, **ways).steps)
+        if taught:
+            books = library([view for view in read_split(data, "train").usable if learnable(view)])
+            first = replace(how, epochs=lessons.epochs, learning_rate=lessons.learning_rate, dropout=0.0)
+            told = in_lessons(arm, intents, books, base.seed, share=1.0, first=True)
+            learn(policy, first, env, data, views, lambda d, n: progress(f"lessons, {arm}", d, n), **told)
+            ways = in_lessons(arm, intents, books, base.seed, share=lessons.share, first=False)
         learn(policy, how, env, data, views, lambda d, n: progress(f"dialogue model, {arm}", d, n), **ways)
         return policy, {"views": views}
+
+    taught = arm in TOLD and lessons.epochs > 0
 
     about = {
         "env": unvaried(env, base),
@@ -151,6 +163,7 @@ def dialogue_model(
         "start": start_digest,
         "base": asdict(base),
         "data": corpus.data_files(data),
+        **({"lessons": asdict(lessons)} if taught else {}),
     }
     return kept_policy(folder, {"kind": "dialogue", **about}, make, device, report)
 

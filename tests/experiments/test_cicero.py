@@ -164,6 +164,8 @@ def test_a_folder_without_an_arm(player: str, tmp_path: Path) -> None:
         ("arms=[none]", r"arms=\['none'\]: games need the arms state and both"),
         ("arms=[some,state,both]", "arms: some must be one of none, state, intent, both"),
         ("games=-1", "games=-1"),
+        ("lessons.epochs=-1", r"lessons\.epochs=-1: must be a whole number, at least 0"),
+        ("lessons.share=1", r"lessons\.share=1: must be at least 0 and below 1"),
         ("cicero.plan.opponents=all", r"cicero\.plan\.opponents=all: must be one of exact, sampled, coshar"),
         ("cicero.candidates=20", r"cicero\.candidates=20: must be at least 1, and at most"),
     ],
@@ -210,7 +212,8 @@ def test_the_study_goes_from_dialogues_to_a_table(
     assert (tmp_path / "out" / "table.csv").read_text() == first
     assert csv_rows(tmp_path / "out" / "situations.csv") == told
     monkeypatch.undo()
-    shorter = ("games=0", "action_epochs=0", "epochs=0", "arms=[both]", f"publish={tmp_path / 'words'}")
+    shorter = ("games=0", "action_epochs=0", "epochs=0", "arms=[both]", "lessons.epochs=1")
+    shorter = (*shorter, f"publish={tmp_path / 'words'}")
     intents.main(configure("intents", *small, *shorter))
     words = {row["metric"] for row in csv_rows(tmp_path / "words" / "table.csv")}
     assert "intent/stated" in words and not any(name.startswith(("game/", "filter/")) for name in words)

@@ -1,0 +1,109 @@
+"""Lessons by which a dialogue model learns to follow its intent: it says what somebody else said over the same pool.
+
+In human dialogues the talk so far and the values nearly tell what a message says, so a model learns to say it without
+reading its intent. A lesson is a dialogue up to one of its messages, in whose place stands one that names items from
+another dialogue over the same pool, with an intent that fits it. The intent alone tells that message. It alone is
+imitated: what stands before is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from envs.dond.rules import Context, Triple, allocations, in_test, rest
+from envs.human_dond import HumanView, Step
+from marl.common.errors import UserError, check_count
+from marl.intents.annotate import certain_split, named_items
+from marl.intents.streams import Intent, grounded
+from marl.pretraining import corpus
+
+BORROWED = 109  # of the seed
+WHOLE = 0.5  # share of lessons whose message states a whole split, where the pool has some
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """Settings: `epochs` of lessons about first messages (0: no lessons), without dropout. Then, among people's own
+    dialogues, lessons about any message make up this `share`."""
+
+    epochs: int = 0
+    learning_rate: float = 4e-3
+    share: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_count(self.epochs, "lessons.epochs", 0)
+        if not 0 <= self.share < 1:
+            raise UserError(f"lessons.share={self.share}: must be at least 0 and below 1")
+        if not self.learning_rate > 0:
+            raise UserError(f"lessons.learning_rate={self.learning_rate}: must be above 0")
+
+
+@dataclass(frozen=True)
+class Borrowed:
+    """A message that names items, and all claims that fit it: one if it states a whole split."""
+
+    message: str
+    claims: tuple[Triple, ...]
+
+
+Library = Mapping[Triple, tuple[list[Borrowed], list[Borrowed]]]  # by pool: whole splits, and other messages
+
+
+def learnable(view: HumanView) -> bool:
+    """Tells whether a dialogue of the training split may be learned from: it made a deal, over no test context."""
+    return view.agree and not in_test(Context(view.counts, (view.values, view.partner_values)))
+
+
+def library(views: Sequence[HumanView]) -> Library:
+    """Collects the messages of these dialogues that name items without doubt."""
+    found: dict[Triple, tuple[list[Borrowed], list[Borrowed]]] = {}
+    for view in views:
+        for message in filter(None, (text for who, text in view.turns if who == "YOU")):
+            whole, named = certain_split(message, view.counts), named_items(message, view.counts)
+            claims = [whole] if whole else [c for c in allocations(view.counts) if named and fits(named, c)]
+            claims = [claim for claim in claims if any(claim) and claim != view.counts]
+            if claims:
+                found.setdefault(view.counts, ([], []))[0 if whole else 1].append(Borrowed(message, tuple(claims)))
+    return found
+
+
+def fits(named: Mapping[int, int], claim: Triple) -> bool:
+    """Tells whether all named items go as a claim has them."""
+    return all(claim[item] == number for item, number in named.items())
+
+
+def in_lessons(
+    arm: str, intents: Mapping[int, Sequence[Intent]], books: Library, seed: int, share: float, first: bool
+) -> dict[str, Any]:
+    """Tells `corpus.recorded` how to show human dialogues: so many of them as lessons, the others whole. `first`:
+    lessons are about the player's first message alone, whose streams are short."""
+    rng = np.random.default_rng([seed, BORROWED])
+    lessons: dict[int, Intent] = {}  # of this pass, by view
+
+    def cut(view: HumanView) -> HumanView:
+        lessons.pop(view.index, None)
+        own = [number for number, (who, text) in enumerate(view.turns) if who == "YOU" and text is not None]
+        shelves = [shelf for shelf in books.get(view.counts, ()) if shelf]
+        if not own or not shelves or rng.random() >= share:
+            return view
+        number = own[0 if first else rng.integers(len(own))]
+        shelf = shelves[int(rng.random() >= WHOLE) % len(shelves)]
+        chosen = shelf[rng.integers(len(shelf))]
+        claim = chosen.claims[rng.integers(len(chosen.claims))]
+        lessons[view.index] = Intent(claim, rest(claim, view.counts))
+        return replace(view, turns=(*view.turns[:number], ("YOU", chosen.message), ("THEM", None)))
+
+    def add(view: HumanView, order: Triple, steps: list[Step]) -> corpus.Steps:
+        own = list(intents[view.index])
+        if view.index not in lessons:
+            return grounded(steps, arm, [intent.renamed(order) for intent in own])
+        replies = [number for number, step in enumerate(steps) if step[0] == "reply"][:-1]  # the last proposes
+        own = [*own[: len(replies) - 1], lessons[view.index]]
+        told = grounded(steps[: replies[-1] + 1], arm, [intent.renamed(order) for intent in own])
+        return [*(("given", step[1]) if step[0] == "reply" else step for step in told[:-1]), told[-1]]
+
+    return {"refuse": lambda view: "" if view.index in intents else "no intent", "cut": cut, "add": add}

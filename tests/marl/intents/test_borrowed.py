@@ -1,0 +1,114 @@
+"""Lessons: whose messages are borrowed, with which intents, and what of a lesson is learned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from envs.dond.rules import rest
+from envs.human_dond import permuted, read_split, replay
+from marl.common.errors import UserError
+from marl.intents.borrowed import Lessons, in_lessons, library
+from marl.intents.streams import Intent, grounded
+from marl.intents.training import learn
+from marl.learning.batch import collate
+from marl.metrics.drift import speech_likelihood
+from marl.pretraining.config import BaseConfig
+from marl.pretraining.corpus import human_row
+from marl.rollout.games import env_maker
+from tests import human_dialogues
+from tests.marl.intents.test_annotation import COUNTS, INTENTS, view
+from tests.marl.models import tiny_policy
+
+GAME = env_maker({"game": "dond", "style": "compact", "objective": 0.0})
+TALK = view("i want the book", "no", "a later secret", "ok")
+WHOLE, SOME = "i get the balls , you get the rest", "i want the hat"
+
+
+def test_messages_are_kept_with_all_claims_that_fit_them() -> None:
+    whole, some = library([view(WHOLE, "deal"), view(SOME, "if i get the book you get the rest")])[COUNTS]
+    assert [(each.message, each.claims) for each in whole] == [(WHOLE, ((0, 0, 3),))]
+    (hat,) = some  # what the partner says, and conditions, are not borrowed
+    assert hat.message == SOME and hat.claims == tuple((a, 1, c) for a in (0, 1) for c in range(4))[:-1]
+    assert library([view("hi", "hello", "i get everything")]) == {}  # no intent is everything
+
+
+def test_in_a_lesson_the_message_alone_is_learned_and_nothing_later_is_read() -> None:
+    """The mask by hand, for a lesson about the second message of a dialogue."""
+    tokens = tiny_policy().tokens
+    books = library([view(WHOLE, "deal")])
+    for seed in range(8):
+        ways = in_lessons("both", {0: [*INTENTS, INTENTS[0]]}, books, seed, share=1.0, first=False)
+        cut = ways["cut"](TALK)
+        steps = ways["add"](cut, (0, 1, 2), replay(cut, GAME()))
+        row = human_row(steps, tokens, 0)
+        batch, stream = collate([row], {}), row[0].streams["you"].tokens
+        reply, text = tokens.encode(f"[message] {WHOLE} [END]"), tokens.decode(stream)
+        assert stream[-len(reply) :] == reply and "secret" not in text and "them: ok" not in text
+        assert batch.imitate.sum() == len(reply) and batch.imitate[0, -len(reply) :].all()
+        assert text.count("me 0 0 3 you 1 1 0") >= 1  # the message's own intent, whatever was annotated
+        if "i want the book" in text:  # it is about the second message: the first is read under its annotated intent
+            assert text.count("me 0 0 3 you 1 1 0") == 2
+
+
+def test_lessons_leave_the_other_dialogues_as_they_are() -> None:
+    intents, books = {0: [*INTENTS, INTENTS[0]]}, library([view(WHOLE, "deal")])
+    none = in_lessons("both", intents, books, 0, share=0.0, first=False)
+    assert none["cut"](TALK) == TALK
+    assert none["add"](TALK, (0, 1, 2), replay(TALK, GAME())) == grounded(replay(TALK, GAME()), "both", intents[0])
+    other = in_lessons("both", intents, {}, 0, share=1.0, first=False)  # nobody said anything over this pool
+    assert other["cut"](TALK) == TALK
+    mixed = in_lessons("both", intents, books, 0, share=0.5, first=True)
+    assert 30 < sum(mixed["cut"](TALK) is TALK for _ in range(100)) < 70
+
+
+def test_a_lessons_items_are_renamed_with_its_intent() -> None:
+    """Books take the place of balls in the pool, in the words and in the intent."""
+    order = (2, 1, 0)
+    ways = in_lessons("both", {0: [*INTENTS, INTENTS[0]]}, library([view(WHOLE, "deal")]), 0, share=1.0, first=True)
+    cut = ways["cut"](TALK)
+    steps = ways["add"](cut, order, replay(permuted(cut, order), GAME()))
+    assert ("tell", "me 3 0 0 you 0 1 1\n") in steps
+    assert steps[-1] == ("reply", "[message] i get the books , you get the rest [END]")
+
+
+def test_a_model_that_ignores_its_intent_learns_to_follow_it(tmp_path: Path) -> None:
+    """Two messages stand at the same places: the intent alone tells which."""
+    human_dialogues.write(tmp_path, (*human_dialogues.ROWS, *human_dialogues.games_of(8)))
+    views = [each for each in read_split(tmp_path, "train").usable if each.agree and each.turns[0][0] == "YOU"]
+    words = {(1, 0, 0): "i get the book , you get the rest", (0, 0, 1): "i get the ball , you get the rest"}
+    books = library([replace(views[0], turns=(("YOU", message), ("THEM", None))) for message in words.values()])
+    intents = {each.index: [Intent(each.claim, rest(each.claim, each.counts))] * 2 for each in views}  # type: ignore[arg-type]
+    policy, env = tiny_policy(), {"game": "dond", "style": "compact", "objective": 0.0, "split": "train"}
+
+    def told_apart() -> float:
+        """By how many nats a message is likelier under its intent than under the other."""
+        found = 0.0
+        for own, message in words.items():
+            cut = replace(views[0], turns=(("YOU", message), ("THEM", None)))
+            for claim in words:
+                steps = grounded(replay(cut, GAME()), "both", [Intent(claim, rest(claim, cut.counts))] * 2)
+                nats = speech_likelihood(policy, [human_row(steps, policy.tokens, 0)])[0, 0]
+                found += nats / 2 if claim == own else -nats / 2
+        return found
+
+    before = told_apart()
+    base = BaseConfig(data="human", learning_rate=1e-2, epochs=60, rows=8)
+    ways = in_lessons("both", intents, books, 0, share=1.0, first=True)
+    learn(policy, base, env, str(tmp_path), len(views), lambda done, total: None, **ways)
+    assert abs(before) < 1 and told_apart() > 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"epochs": -1}, r"lessons\.epochs=-1: must be a whole number, at least 0"),
+        ({"share": 1.0}, r"lessons\.share=1\.0: must be at least 0 and below 1"),
+        ({"learning_rate": 0.0}, r"lessons\.learning_rate=0\.0: must be above 0"),
+    ],
+)
+def test_bad_settings(settings: dict[str, float], error: str) -> None:
+    with pytest.raises(UserError, match=error):
+        Lessons(**settings)  # type: ignore[arg-type]
