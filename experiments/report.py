@@ -208,8 +208,17 @@ def add_earlier(tables: dict[str, dict[str, list[Run]]], earlier: Path, part: st
             old += found
             for sentence in mixed(models[model]):
                 say(sentence)
+    presets = {preset_of(run) for run in [*runs, *old]}
+    if len(presets) > 1:
+        say(f"Runs of {' and of '.join(sorted(presets))}: whether these set the same was not checked.")
     say("bootstrap.csv and comparisons of a single seed are left out: earlier runs' single games are not published.")
     return [run.card for run in old]
+
+
+def preset_of(run: Run) -> str:
+    """The sweep and experiment of a run's command."""
+    words = str(run.card.get("command", "")).split()
+    return " ".join(word for word in words if word.startswith(("sweep=", "experiment="))) or "no sweep"
 
 
 def with_models(runs: Sequence[Run]) -> list[Run]:

@@ -1,6 +1,7 @@
 """Runs as a published table's folder keeps them: figures rounded as in its files, and runs read back from there."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -90,7 +91,9 @@ def earlier_runs(folder: Path, ending: str, new: Sequence[Run]) -> list[Run]:
     files = {name: folder / f"{name}{ending}.csv.gz" for name in ("per_seed", "curves", "belief_by_message", "forms")}
     for path in (*files.values(), folder / CARDS):
         if not path.is_file():
-            raise UserError(f"earlier={folder}: there is no {path.name}. Name the folder of a published table.")
+            raise UserError(
+                f"earlier={folder}: there is no {path.name}. Name a folder with all files that publish=FOLDER writes."
+            )
     with reading(folder):
         cards = [parsed_json(line) for line in read_text(folder / CARDS).splitlines()]
         rows = {name: csv_rows(path) for name, path in files.items() if name != "curves"}
@@ -149,8 +152,8 @@ def _filled(
     found = [card for card in cards if own(card)]
     if len(found) != 1:
         raise UserError(
-            f"earlier={run.folder}: {len(found)} lines of {CARDS} have the arm, seed and figures of {run.arm} seed "
-            f"{run.seed}, where one should. Name another folder."
+            f"earlier={run.folder}: {CARDS} has {len(found)} lines with the arm, seed and figures of {run.arm} seed "
+            f"{run.seed}, instead of one. Name another folder."
         )
     config = next((each.config for each in new if each.arm == run.arm), new[0].config)
     config = {**config, "algo": {**(config.get("algo") or {}), **run.config["algo"]}}
@@ -171,10 +174,11 @@ def _check_alike(folder: Path, run: Run, new: Run) -> None:
             "training games an iteration": each.games,
             "iterations": each.curves[-1]["iteration"],
             "settings": _given(card_line(each.card)["command"]),
+            "settings of the game": _given(card_line(each.card)["command"], "env"),
         }
         for each in (run, new)
     ]
-    for what in [*facts[0]] if run.arm == new.arm else ["evaluation games"]:
+    for what in [*facts[0]] if run.arm == new.arm else ["evaluation games", "settings of the game"]:
         first, other = (each[what] for each in facts)
         if first != other:
             raise UserError(
@@ -183,10 +187,8 @@ def _check_alike(folder: Path, run: Run, new: Run) -> None:
             )
 
 
-def _given(command: str) -> str:
-    """The settings of a run's command, without those that seeds and arms differ in."""
-    given = {word: word.partition("=")[0].lstrip("+~") for word in command.split()[1:] if "=" in word}
-    kept = [
-        word for word, name in given.items() if name.partition(".")[0] not in NAMING and not name.startswith("hydra")
-    ]
+def _given(command: str, group: str = "") -> str:
+    """The settings of a run's command, or those of a group, without those that seeds and arms differ in."""
+    given = {word: re.split("[./=]", word.lstrip("+~"))[0] for word in command.split()[1:] if "=" in word}
+    kept = [word for word, name in given.items() if name not in (*NAMING, "hydra") and group in ("", name)]
     return " ".join(sorted(kept)) or "as shipped"

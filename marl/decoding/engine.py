@@ -7,6 +7,7 @@ Left out: text, games, and when to read (marl/agents/model.py).
 
 import heapq
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from marl.decoding.graphs import Writer
 from marl.decoding.passes import Branch, WholeStreams, one_pass, pass_beside
 from marl.decoding.probes import check_slots, continues
 from marl.decoding.sampling import draw
+from marl.model.branches import takes_masks
 from marl.model.policy import Policy, check_context, choice_logits
 from marl.model.sharding import is_split
 
@@ -37,7 +39,7 @@ class Engine:
         """
         check_context(policy.lm.config, context)
         lm = float32_twin or policy.lm
-        self.policy, self.slots, self.context = policy, slots, context
+        self.policy, self.slots, self.context, self._tried_on = policy, slots, context, lm
         self.cache: SlotCache | WholeStreams
         self.uncached = ""  # why there is no cache, if so
         try:
@@ -65,10 +67,10 @@ class Engine:
         """Tells whether `write` is right for this model: recurrent states would move on in rows that have ended."""
         return isinstance(self.cache, SlotCache) and not self.cache.states
 
-    @property
+    @cached_property
     def goes_back(self) -> bool:
-        """Tells whether a branch can go on from a token before the last: a recurrent state has no way back."""
-        return not self.cache.states
+        """Tells whether a branch can go on from a token before the last: not from a state, nor without masks."""
+        return isinstance(self.cache, WholeStreams) or (not self.cache.states and takes_masks(self._tried_on))
 
     def allocate(self) -> int:
         """Takes an empty slot."""
@@ -135,7 +137,7 @@ class Engine:
         assert isinstance(self.cache, SlotCache)
         kept, lengths = self.cache.states_of(rows), self.lengths[rows]
         for own, length in zip(branches, lengths.tolist(), strict=True):
-            assert all(start == length for start, _ in own), "a state has no way back to where a question branches off"
+            assert all(start == length for start, _ in own), "there is no way back to where a question branches off"
         found: dict[tuple[int, int], Tensor] = {}
         for turn in range(max(map(len, branches))):
             which = [i for i, own in enumerate(branches) if turn < len(own)]

@@ -1,9 +1,10 @@
-"""Lessons by which a dialogue model learns to follow its intent: it says what somebody else said over the same pool.
+"""Lessons by which a dialogue model learns to follow its intent.
 
 In human dialogues the talk so far and the values nearly tell what a message says, so a model learns to say it without
-reading its intent. A lesson is a dialogue up to one of its messages, in whose place stands one that names items from
-another dialogue over the same pool, with an intent that fits it. The intent alone tells that message. It alone is
-imitated: what stands before is given.
+reading its intent. A lesson is a dialogue that ends with one of the player's messages. What somebody else said over the
+same pool replaces that message, and an intent that fits the new words stands before it. Only the intent tells them.
+Of the player's words this message alone is imitated. What stands before it is read as in any dialogue: belief questions
+and the partner's words are learned there.
 """
 
 from __future__ import annotations
@@ -77,22 +78,22 @@ def fits(named: Mapping[int, int], claim: Triple) -> bool:
 
 
 def in_lessons(
-    arm: str, intents: Mapping[int, Sequence[Intent]], books: Library, seed: int, share: float, first: bool
+    arm: str, intents: Mapping[int, Sequence[Intent]], lent: Library, seed: int, share: float, first: bool
 ) -> dict[str, Any]:
-    """Tells `corpus.recorded` how to show human dialogues: so many of them as lessons, the others whole. `first`:
-    lessons are about the player's first message alone, whose streams are short."""
+    """Tells `corpus.recorded` how to show human dialogues: this `share` of them as lessons, the others whole, and those
+    for which nothing can be borrowed. `first`: lessons are about the player's first message, so streams are short."""
     rng = np.random.default_rng([seed, BORROWED])
     lessons: dict[int, Intent] = {}  # of this pass, by view
 
     def cut(view: HumanView) -> HumanView:
         lessons.pop(view.index, None)
         own = [number for number, (who, text) in enumerate(view.turns) if who == "YOU" and text is not None]
-        shelves = [shelf for shelf in books.get(view.counts, ()) if shelf]
-        if not own or not shelves or rng.random() >= share:
+        kinds = [kind for kind in lent.get(view.counts, ()) if kind]
+        if not own or not kinds or rng.random() >= share:
             return view
         number = own[0 if first else rng.integers(len(own))]
-        shelf = shelves[int(rng.random() >= WHOLE) % len(shelves)]
-        chosen = shelf[rng.integers(len(shelf))]
+        kind = kinds[int(rng.random() >= WHOLE) % len(kinds)]
+        chosen = kind[rng.integers(len(kind))]
         claim = chosen.claims[rng.integers(len(chosen.claims))]
         lessons[view.index] = Intent(claim, rest(claim, view.counts))
         return replace(view, turns=(*view.turns[:number], ("YOU", chosen.message), ("THEM", None)))

@@ -141,21 +141,20 @@ def dialogue_model(
     `intents`: those of the training split (`annotate`). All arms learn from the views that have some. `lessons`: what
     arms that are told intents learn first, and beside people's own messages.
     """
+    taught = arm in TOLD and lessons.epochs > 0
 
     def make() -> tuple[Policy, Mapping[str, float]]:
         policy = copy.deepcopy(start)
         ways, how = in_arm(arm, intents, base.seed), replace(base, human_games=0)  # those that have intents were chosen
         views = len(corpus.recorded(data, "train", corpus.variants(env, base.vary), how, **ways).steps)
         if taught:
-            books = library([view for view in read_split(data, "train").usable if learnable(view)])
+            lent = library([view for view in read_split(data, "train").usable if learnable(view)])
             first = replace(how, epochs=lessons.epochs, learning_rate=lessons.learning_rate, dropout=0.0)
-            told = in_lessons(arm, intents, books, base.seed, share=1.0, first=True)
+            told = in_lessons(arm, intents, lent, base.seed, share=1.0, first=True)
             learn(policy, first, env, data, views, lambda d, n: progress(f"lessons, {arm}", d, n), **told)
-            ways = in_lessons(arm, intents, books, base.seed, share=lessons.share, first=False)
+            ways = in_lessons(arm, intents, lent, base.seed, share=lessons.share, first=False)
         learn(policy, how, env, data, views, lambda d, n: progress(f"dialogue model, {arm}", d, n), **ways)
         return policy, {"views": views}
-
-    taught = arm in TOLD and lessons.epochs > 0
 
     about = {
         "env": unvaried(env, base),

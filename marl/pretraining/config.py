@@ -172,7 +172,7 @@ class BaseConfig:
     def losses(self) -> dict[str, Loss]:
         return {
             "imitation": ImitationLoss(self.imitation),
-            # With weight 0 it would make logits of all that is read, for nobody.
+            # At weight 0 it would make logits of all that is read, which nothing uses.
             **({"world_model": WorldModelLoss(self.world_model, self.after_questions)} if self.world_model else {}),
             "listening": ListeningLoss(self.listening),
             **({"claim": ClaimLoss(self.claim)} if self.claim else {}),

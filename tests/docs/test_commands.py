@@ -61,7 +61,7 @@ NOT_RUN = {  # what a command begins with: why it is not run here
     "make test": "runs these tests",
     "make docs": "runs these tests",
     "make bench": "half an hour; `bench=quick` is run",
-    "python -m experiments.report select='among_us_vote-*' earlier=": "tests/experiments/test_report.py publishes "
+    "python -m experiments.report select='trial-*' earlier=": "tests/experiments/test_report.py publishes "
     "seeds one after another",
     "python -m experiments.studies.intents data.dond=DIR 'seeds=[0,1,2]'": "hours; the how-to's command is run",
     "python -m experiments.train ablation=full model.kind=hf": "minutes; tests/experiments/test_cicero.py runs a part",

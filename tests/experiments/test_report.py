@@ -326,7 +326,7 @@ def test_earlier_runs_that_are_not_alike_are_refused(
 ) -> None:
     folder = tmp_path / "table"
     made = publish_seeds(seeds, folder, "*-s2-*")
-    run = read_run(next(seeds.glob("*-full-s9-*")))
+    run, other_arm = (read_run(next(seeds.glob(f"*-{arm}-s9-*"))) for arm in ("full", "game_only"))
     whole, algo = run.evaluation, run.config["algo"]
     fewer = {name: {**own, "n": 4} for name, own in whole["conditions"]["trained"].items()}
     other = {
@@ -341,6 +341,9 @@ def test_earlier_runs_that_are_not_alike_are_refused(
         "settings of full seed 2: algo.games=4, .*: as shipped": replace(
             run, card={**run.card, "command": "train.py seed=9"}
         ),
+        "settings of the game of full seed 2: as shipped, .*: env.players=7": replace(
+            other_arm, card={**other_arm.card, "command": "train.py algo.games=4 env.players=7"}
+        ),
         "its game is among_us, that of the new runs dond": replace(run, config={**run.config, "env": {"game": "dond"}}),
     }
     for said, changed in other.items():
@@ -349,9 +352,13 @@ def test_earlier_runs_that_are_not_alike_are_refused(
     for earlier, said in ((tmp_path, r"there is no per_seed\.csv\.gz"), (published, "also has shaping 0.2")):
         with pytest.raises(UserError, match=f"earlier=.*{said}"):
             publish([run], folder, earlier=earlier)
+    capsys.readouterr()
+    swept = replace(run, card={**run.card, "command": "train.py sweep=a algo.games=4"})
+    publish([swept], tmp_path / "other", earlier=folder)
+    assert "Runs of no sweep and of sweep=a: whether these set the same was not checked." in capsys.readouterr().out
     with pytest.raises(UserError, match=r"earlier=.*Give publish=FOLDER"):
         report.main(configure("report", f"runs={seeds}", f"earlier={folder}"))
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == made  # nothing was written
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == made  # where it was refused, too
 
 
 RESULTS = Path(report.__file__).parent / "results"

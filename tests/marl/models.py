@@ -30,6 +30,8 @@ from transformers import (
     MambaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MptConfig,
+    MptForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
@@ -125,6 +127,11 @@ def _build(architecture: str, vocab_size: int, context: int) -> PreTrainedModel:
             GPTNeoConfig(vocab_size=vocab_size, hidden_size=32, num_layers=2, num_heads=4, window_size=64,
                          attention_types=[[["global", "local"], 1]], max_position_embeddings=context,
                          initializer_range=0.2, bos_token_id=0, eos_token_id=0)
+        )  # fmt: skip
+    if architecture == "mpt":  # attention that takes no positions: it counts the places of what it sees
+        return MptForCausalLM(
+            MptConfig(vocab_size=vocab_size, d_model=32, n_layers=2, n_heads=4, max_seq_len=context,
+                      initializer_range=0.2, bos_token_id=0, eos_token_id=0)
         )  # fmt: skip
     shape = {
         "vocab_size": vocab_size, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,

@@ -300,7 +300,7 @@ def plan(command: str, *arguments: str) -> Plan:
 
 
 def test_a_setting_of_an_adapter_where_there_is_none_names_the_way() -> None:
-    """The two lines of a first try, and what the sentence says."""
+    """The refusal prints a setting that works, and a misspelt name is still called unknown."""
     given = ["model=hf", "model.name=x"]
     said = "model.lora is null here. Set it as a whole: 'model.lora={rank: 8}'."
     with pytest.raises(UserError, match=f"^{re.escape(said)}$"):

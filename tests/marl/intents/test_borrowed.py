@@ -10,9 +10,10 @@ import pytest
 from envs.dond.rules import rest
 from envs.human_dond import permuted, read_split, replay
 from marl.common.errors import UserError
-from marl.intents.borrowed import Lessons, in_lessons, library
+from marl.intents import training
+from marl.intents.borrowed import Lessons, Library, in_lessons, library
 from marl.intents.streams import Intent, grounded
-from marl.intents.training import learn
+from marl.intents.training import dialogue_model, learn
 from marl.learning.batch import collate
 from marl.metrics.drift import speech_likelihood
 from marl.pretraining.config import BaseConfig
@@ -38,9 +39,9 @@ def test_messages_are_kept_with_all_claims_that_fit_them() -> None:
 def test_in_a_lesson_the_message_alone_is_learned_and_nothing_later_is_read() -> None:
     """The mask by hand, for a lesson about the second message of a dialogue."""
     tokens = tiny_policy().tokens
-    books = library([view(WHOLE, "deal")])
+    lent = library([view(WHOLE, "deal")])
     for seed in range(8):
-        ways = in_lessons("both", {0: [*INTENTS, INTENTS[0]]}, books, seed, share=1.0, first=False)
+        ways = in_lessons("both", {0: [*INTENTS, INTENTS[0]]}, lent, seed, share=1.0, first=False)
         cut = ways["cut"](TALK)
         steps = ways["add"](cut, (0, 1, 2), replay(cut, GAME()))
         row = human_row(steps, tokens, 0)
@@ -54,13 +55,13 @@ def test_in_a_lesson_the_message_alone_is_learned_and_nothing_later_is_read() ->
 
 
 def test_lessons_leave_the_other_dialogues_as_they_are() -> None:
-    intents, books = {0: [*INTENTS, INTENTS[0]]}, library([view(WHOLE, "deal")])
-    none = in_lessons("both", intents, books, 0, share=0.0, first=False)
+    intents, lent = {0: [*INTENTS, INTENTS[0]]}, library([view(WHOLE, "deal")])
+    none = in_lessons("both", intents, lent, 0, share=0.0, first=False)
     assert none["cut"](TALK) == TALK
     assert none["add"](TALK, (0, 1, 2), replay(TALK, GAME())) == grounded(replay(TALK, GAME()), "both", intents[0])
     other = in_lessons("both", intents, {}, 0, share=1.0, first=False)  # nobody said anything over this pool
     assert other["cut"](TALK) == TALK
-    mixed = in_lessons("both", intents, books, 0, share=0.5, first=True)
+    mixed = in_lessons("both", intents, lent, 0, share=0.5, first=True)
     assert 30 < sum(mixed["cut"](TALK) is TALK for _ in range(100)) < 70
 
 
@@ -79,7 +80,7 @@ def test_a_model_that_ignores_its_intent_learns_to_follow_it(tmp_path: Path) -> 
     human_dialogues.write(tmp_path, (*human_dialogues.ROWS, *human_dialogues.games_of(8)))
     views = [each for each in read_split(tmp_path, "train").usable if each.agree and each.turns[0][0] == "YOU"]
     words = {(1, 0, 0): "i get the book , you get the rest", (0, 0, 1): "i get the ball , you get the rest"}
-    books = library([replace(views[0], turns=(("YOU", message), ("THEM", None))) for message in words.values()])
+    lent = library([replace(views[0], turns=(("YOU", message), ("THEM", None))) for message in words.values()])
     intents = {each.index: [Intent(each.claim, rest(each.claim, each.counts))] * 2 for each in views}  # type: ignore[arg-type]
     policy, env = tiny_policy(), {"game": "dond", "style": "compact", "objective": 0.0, "split": "train"}
 
@@ -96,9 +97,52 @@ def test_a_model_that_ignores_its_intent_learns_to_follow_it(tmp_path: Path) -> 
 
     before = told_apart()
     base = BaseConfig(data="human", learning_rate=1e-2, epochs=60, rows=8)
-    ways = in_lessons("both", intents, books, 0, share=1.0, first=True)
+    ways = in_lessons("both", intents, lent, 0, share=1.0, first=True)
     learn(policy, base, env, str(tmp_path), len(views), lambda done, total: None, **ways)
     assert abs(before) < 1 and told_apart() > 3
+
+
+def test_nothing_is_borrowed_from_what_is_tested_and_a_kept_model_names_its_lessons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Left out: a test context, a failed talk, and dialogues of the other splits."""
+    ends = "i get the hats , you get the rest <eos> THEM: deal <eos> YOU: <selection> item0=0 item1=4 item2=0 <eos>"
+    wanted = f"1 0 4 2 1 2 YOU: {ends} reward=8 agree 1 4 4 1 1 2"
+    tested = f"1 0 4 1 1 6 YOU: so {ends} reward=4 agree 1 1 4 1 1 5"
+    failed = f"1 0 4 2 1 2 YOU: no {ends} reward=8 disagree 1 4 4 1 1 2"
+    rows = (wanted, tested, failed, wanted.replace("YOU: i", "YOU: hm i"), *human_dialogues.ROWS)
+    human_dialogues.write(tmp_path, rows, val=human_dialogues.VAL + "\n" + held_out(rows[3]))
+    found: list[Library] = []
+    monkeypatch.setattr(training, "library", lambda views: found.append(library(views)) or found[-1])
+    monkeypatch.setattr(training, "learn", lambda *args, **ways: None)
+    (first,) = [each for each in read_split(tmp_path, "train").usable if each.index == 0]
+    intents = {0: [Intent(first.claim, rest(first.claim, first.counts))] * 2}  # type: ignore[arg-type]
+    env = {"game": "dond", "style": "compact", "objective": 0.0, "split": "train"}
+
+    def make(lessons: Lessons) -> None:
+        dialogue_model(
+            "both", tiny_policy(), "", intents, BaseConfig(data="human"), env, str(tmp_path), tmp_path / "model",
+            lessons=lessons,
+        )  # fmt: skip
+
+    make(Lessons(epochs=1))
+    (lent,) = found
+    whole, _ = lent[1, 4, 1]
+    assert [each.message for each in whole] == ["i get the hats , you get the rest"]
+    make(Lessons(epochs=1))
+    assert len(found) == 1  # it was kept
+    for other in (Lessons(epochs=2), Lessons(epochs=1, share=0.1), Lessons()):
+        with pytest.raises(UserError, match="made of other settings"):
+            make(other)
+
+
+def held_out(row: str) -> str:
+    """A row of `data.txt` as `val.txt` lists it."""
+    own, talk, partner = row[:11], row[12 : row.index(" item0")], row[-11:]
+    return (
+        f"<input> {own} </input> <dialogue> {talk} </dialogue> <output> - </output> "
+        f"<partner_input> {partner} </partner_input>"
+    )
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from tests.marl.storage.test_checkpoint import seal
 from tests.marl.templates import UNCUED
 
 ATTENTION = ("gpt2", "llama", "qwen3", "mistral")  # mistral sees 16 tokens
-FRESH = (*RECURRENT, "gpt_neo")  # each branch is a row of its own
+FRESH = (*RECURRENT, "gpt_neo", "mpt")  # each branch is a row of its own
 NUMBERS = tuple(str(n) for n in range(11))
 
 
@@ -242,7 +242,7 @@ def test_gradients_of_branches_are_those_of_fresh_reads(name: str, policies: dic
         torch.testing.assert_close(ours, theirs, atol=1e-4 * float(theirs.abs().max() + 1), rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("name", [*RECURRENT, "mpt"])
 def test_the_engine_reads_branches_in_their_slots_and_puts_states_back(name: str, policies: dict[str, Policy]) -> None:
     policy = policies[name]
     engine = Engine(policy, 4, 64)
@@ -258,7 +258,7 @@ def test_the_engine_reads_branches_in_their_slots_and_puts_states_back(name: str
     atol = 1e-3 if name == "qwen3_5" else 1e-4  # pieces under the delta rule, which solves equations
     for state, (shared, ids) in zip(found, [branch for own in asked for branch in own], strict=True):
         torch.testing.assert_close(state, fresh(policy, [*STREAM[:shared], *ids])[-1], atol=atol, rtol=1e-4)
-    with pytest.raises(AssertionError, match="a state has no way back"):
+    with pytest.raises(AssertionError, match="there is no way back"):
         engine.read_beside([slots[2]], [[(39, [5])]])
 
 

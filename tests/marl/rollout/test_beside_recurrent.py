@@ -1,4 +1,4 @@
-"""Recurrent chat models are asked beside their streams: from the state there, which is put back."""
+"""Chat models that take no masks, as recurrent ones: questions are read from the end of a stream, which is put back."""
 
 import copy
 from typing import Any
@@ -25,8 +25,8 @@ from tests.marl.rollout.test_beside import Unasked
 from tests.marl.updates import READS, weights_of
 
 DOND: dict[str, Any] = {"game": "dond", "style": "brief", "format": "structured", "max_entries": 4}
-# A state of the whole model; states beside attention; layers' states, which read token by token.
-NAMES = ("rwkv", "falcon_h1", pytest.param("mamba", marks=pytest.mark.slow))
+# A state of the whole model; states beside attention; attention without positions; states read token by token.
+NAMES = ("rwkv", "falcon_h1", "mpt", pytest.param("mamba", marks=pytest.mark.slow))
 GAMES = 2
 
 
