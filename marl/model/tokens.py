@@ -90,7 +90,6 @@ class Tokens:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
         self.beside = False  # whether belief questions are branches beside the stream (`branches.read_questions`)
-        self.own_turn = True  # whether a chat model asks itself, beside the stream, where the game has said the letters
         self._labels: dict[tuple[str, ...], tuple[list[int], str]] = {}
         self._encoded = lru_cache(maxsize=4096)(self._encode)  # questions and stock phrases come again and again
         # Calling the tokenizer takes four times as long as its backend.
@@ -366,7 +365,7 @@ class StreamWriter:
         if not self.stream.tokens:
             raise UserError(f"{question.text}: asked before the player has read anything. Ask it after the opening")
         length, form = len(self.stream), self.tokens.format
-        if self.tokens.own_turn and question.letters and form.ask_in_turn and form.cue:
+        if question.letters and form.ask_in_turn and form.cue:
             letters, _ = self.tokens.label(tuple(string.ascii_uppercase[: len(question.candidates)]))
             branch = (*form.cue, *self.tokens.encode(question.text))
             self.asked.append(Asked(length - 1, step, question, tuple(letters), branch))

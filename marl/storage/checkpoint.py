@@ -51,7 +51,6 @@ CARD = {
     "game": str,
     "run": str,
     "questions": str,
-    "own_turn": bool,
     "learner": str,
     "made_of": {"base?": dict, "env?": dict},
     "figures": {...: NUMBER},
@@ -199,7 +198,7 @@ def save_policy(folder: str | Path, policy: Policy, card: Mapping[str, Any]) -> 
         assert (to / "config.json").exists(), "transformers saves on the first rank alone"
         policy.tokens.tokenizer.save_pretrained(to)
         save_file({k: v.contiguous() for k, v in policy.value_head.state_dict().items()}, to / "value_head.safetensors")
-        beside = {"questions": "beside", "own_turn": policy.tokens.own_turn} if policy.tokens.beside else {}
+        beside = {"questions": "beside"} if policy.tokens.beside else {}
         own = {"privileged_size": policy.privileged_size, **beside}
         (to / "policy.json").write_text(json.dumps({**card, **own}, indent=1))
 
@@ -253,7 +252,6 @@ def load_policy(
     else:
         policy = pretrained(str(folder), size, seed=0, exact=True, dtype=dtype)  # the seed fixes a new head
     read_questions(policy.tokens, policy.lm, str(read_card(folder).get("questions", "stream")))
-    policy.tokens.own_turn = read_card(folder).get("own_turn", True)  # as all published runs ask, which do not say so
     if size == own_size:
         try:
             policy.value_head.load_state_dict(head)
