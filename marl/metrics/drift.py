@@ -17,6 +17,7 @@ from marl.learning.micro_batches import micro_batches
 from marl.metrics.negotiation import Claimed, Reading
 from marl.metrics.stats import ByGame, Interval, Metrics, bootstrap_ratio, mean_metrics
 from marl.metrics.talk import distinct_ngrams
+from marl.model.branches import tokens_read
 from marl.model.policy import Policy
 from marl.model.tokens import StreamWriter, Tokens
 from marl.types import Episode, Kind, Turn
@@ -33,7 +34,8 @@ def speech_likelihood(policy: Policy, rows: Sequence[Row], bf16: bool = False) -
     """
     found = np.zeros((len(rows), 2))
     batch = collate(rows, {})
-    for numbers in micro_batches(batch, torch.arange(batch.shape[0]), TOKENS_AT_ONCE):
+    costs = tokens_read(policy.lm, batch.branch, batch.lengths)
+    for numbers in micro_batches(batch, torch.arange(batch.shape[0]), TOKENS_AT_ONCE, lengths=costs):
         part = batch.select(numbers).to(policy.device)
         with torch.autocast(policy.device.type, torch.bfloat16, enabled=bf16):
             logprobs = forward(policy, part, 1.0, {"reply": False}).logprobs

@@ -16,6 +16,7 @@ from marl.learning.micro_batches import micro_batches
 from marl.learning.update import NotFinite, update
 from marl.losses import Loss
 from marl.losses.listening import log_truth
+from marl.model.branches import tokens_read
 from marl.model.optim import Optimizer
 from marl.model.policy import Policy
 from marl.pretraining.config import BaseConfig
@@ -76,7 +77,8 @@ def held_out_figures(
     first: list[float] = []
     last: list[float] = []
     batch = collate(held_out, {}, silent_roles=INSIDERS)
-    for rows in micro_batches(batch, torch.arange(batch.shape[0]), 16384):
+    costs = tokens_read(policy.lm, batch.branch, batch.lengths)
+    for rows in micro_batches(batch, torch.arange(batch.shape[0]), 16384, lengths=costs):
         part = batch.select(rows).to(policy.device)
         with torch.autocast(policy.device.type, torch.bfloat16, enabled=bf16):
             out = forward(policy, part, 1.0, {"reply": False, "beliefs": False})

@@ -85,7 +85,7 @@ def test_a_model_that_ignores_its_intent_learns_to_follow_it(tmp_path: Path) -> 
     policy, env = tiny_policy(), {"game": "dond", "style": "compact", "objective": 0.0, "split": "train"}
 
     def told_apart() -> float:
-        """By how many nats a message is likelier under its intent than under the other."""
+        """Measures how much likelier a message is under its intent than under the other, in nats."""
         found = 0.0
         for own, message in words.items():
             cut = replace(views[0], turns=(("YOU", message), ("THEM", None)))

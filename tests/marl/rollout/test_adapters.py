@@ -149,7 +149,7 @@ def test_an_adapter_of_weight_0_and_one_that_is_off_are_the_base_to_the_last_bit
 
 @torch.no_grad()
 def scored(policy: Policy, batch: TokenBatch, reference: Policy | None = None) -> dict[str, Tensor]:
-    """What the trainer computes, and with a `reference` the divergence from it."""
+    """Returns what the trainer computes, and with a `reference` the divergence from it."""
     reads = dict.fromkeys(("reply", "values", "beliefs", "observed", *["divergence"] * bool(reference)), True)
     outputs = forward(policy, batch, 1.0, reads, reference)
     return {name: tensor for name, tensor in vars(outputs).items() if torch.is_tensor(tensor)}

@@ -13,6 +13,7 @@ from marl.learning.config import UpdateConfig
 from marl.learning.forward import forward
 from marl.learning.update import update
 from marl.losses.listening import ListeningLoss
+from marl.metrics import drift
 from marl.model.branches import read_questions
 from marl.model.policy import Policy
 from marl.rollout.games import env_maker
@@ -96,6 +97,21 @@ def test_listening_learns_the_same_in_any_passes(policy: Policy, played: tuple[M
     before = weights_of(policy)
     assert any(not torch.equal(ends[0][name], before[name]) for name in before if name.startswith("lm."))
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(ends[0].values(), ends[1].values(), strict=True))
+
+
+def test_measuring_counts_the_tokens_of_questions(
+    policy: Policy, played: tuple[ModelAgent, list[Episode]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streams alone would fit into one pass; with a row for each question they do not."""
+    rows = rows_of(played[1], ["learner"])
+    monkeypatch.setattr(drift, "TOKENS_AT_ONCE", collate(rows, {}).tokens.numel())
+    passes: list[int] = []
+    hook = policy.lm.base_model.register_forward_pre_hook(lambda *_: passes.append(1))
+    try:
+        drift.speech_likelihood(policy, rows)
+    finally:
+        hook.remove()
+    assert len(passes) > 1
 
 
 def test_the_same_message_again_is_believed_as_it_was(policy: Policy) -> None:
