@@ -10,6 +10,7 @@ from marl.metrics.negotiation import inverted_figures
 from marl.types import INSIDERS, Episode
 
 VOCABULARY_GAMES = 500  # vocabulary grows with the games counted, so their number is fixed
+RESAMPLED = "rollout/resampled_tokens"  # that drawing and hearing other messages took, in token passes
 
 
 def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> dict[str, float]:
