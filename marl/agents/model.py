@@ -1,7 +1,7 @@
 """Language models as agents: one cache slot a seat, one forward pass for all seats that are ready."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from envs.core import TurnKind
-from marl.agents.base import Key, Reply, Request, beliefs_of
+from marl.agents.base import Agent, Key, Reply, Request, beliefs_of
 from marl.common.errors import UserError, check_temperature
 from marl.decoding.cache import READ_BUDGET
 from marl.decoding.engine import Engine
@@ -331,6 +331,11 @@ class PlayConfig:
     def at_once(self) -> int:
         """Games that are played at a time, for which caches have room."""
         return min(self.concurrency, self.games)
+
+
+def tokens_read_by(agents: Iterable[Agent]) -> int:
+    """Counts the tokens that these agents' models have read so far."""
+    return sum(agent.engine.tokens_read for agent in agents if isinstance(agent, ModelAgent))
 
 
 def room(limits: PlayConfig, seats: int, temperature: float) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from marl.agents.base import Agent
-from marl.agents.model import PlayConfig
+from marl.agents.model import PlayConfig, tokens_read_by
 from marl.algorithms.pool import Pool
 from marl.common.distributed import ONE, Ranks
 from marl.common.progress import Progress
@@ -23,7 +23,7 @@ from marl.learning.config import UpdateConfig
 from marl.learning.renaming import Renaming
 from marl.learning.update import Learner, update
 from marl.losses import Loss
-from marl.metrics.training import episode_metrics, speed_metrics
+from marl.metrics.training import RESAMPLED, episode_metrics, speed_metrics
 from marl.rewards import Reward
 from marl.rollout.cast import Seats, by_role, seats_per_player
 from marl.rollout.resampling import resample
@@ -99,8 +99,10 @@ class Iteration:
         if count := max((getattr(reward, "resamples", 0) for reward in t.rewards.values()), default=0):
             began = time.perf_counter()
             players = {agent.name: agent for agent in self.agents.values()}
+            before = tokens_read_by(players.values())
             episodes = resample(episodes, t.make_env, players, {learner.name for learner in t.learners}, count)
             self.metrics["time/resampling"] = time.perf_counter() - began
+            self.metrics[RESAMPLED] = sum(t.ranks.objects(tokens_read_by(players.values()) - before))
         episodes = t.ranks.collect(episodes)
         self.played = time.perf_counter()
         return episodes

@@ -11,7 +11,7 @@ import numpy as np
 
 from marl.metrics.stats import Interval
 from marl.metrics.tables import ArmRun
-from marl.planning.planner import SUFFIX
+from marl.metrics.training import RESAMPLED
 from marl.rollout.cast import Seats, players_of
 from marl.storage.tracking import TIMING_FILE, read_metrics
 
@@ -33,15 +33,20 @@ def token_passes(config: Mapping[str, Any], rows: Sequence[Row], learned: Mappin
     """Token passes of training up to each iteration, from a run's settings and the lines of its `metrics.jsonl`.
 
     A token costs one pass to play, three for each time it is learned from, three more for beliefs of renamed rows, and
-    one for a reference. `learned`: tokens of the learned rows, by iteration. Empty if the cost is unknown.
+    one for a reference; other messages (`baseline=resampled`) cost what was read for them. `learned`: tokens of the
+    learned rows, by iteration. Empty if the cost is unknown.
     """
     losses = {name: term for name, term in (config.get("loss") or {}).items() if term is not None}
-    update = (config.get("algo") or {}).get("update") or {}
+    algo = config.get("algo") or {}
+    update = algo.get("update") or {}
     seated = players_of({role: Seats(**seats) for role, seats in (config.get("cast") or {}).items()})
-    noted = "planner" in (config.get("algo") or {}) or any("plan/floored" in row for row in rows)  # to learn from
-    plans = noted or any(name.endswith(SUFFIX) for name in seated)
-    updated = {row["iteration"] for row in rows if row["phase"] == "train" and any(k.startswith("loss/") for k in row)}
-    if not learned or updated - learned.keys() or plans or update.get("target_kl") is not None:
+    noted = "planner" in algo or algo.get("intents") or any("plan/floored" in row for row in rows)  # to learn from
+    plans = noted or any("+" in name for name in seated)  # NAME+plan, NAME+cicero
+    trained = [row for row in rows if row["phase"] == "train"]
+    updated = {row["iteration"] for row in trained if any(k.startswith("loss/") for k in row)}
+    draws = any((term or {}).get("baseline") == "resampled" for term in (config.get("reward") or {}).values())
+    uncounted = draws and not all(RESAMPLED in row for row in trained)  # by runs of earlier versions
+    if not learned or updated - learned.keys() or plans or uncounted or update.get("target_kl") is not None:
         return {}
     each, once = 3, 0  # passes of learning: in each epoch, and once per update
     if any(term.get("renamed") and term.get("weight", 1.0) for term in losses.values()):  # a pass of their own
@@ -49,11 +54,10 @@ def token_passes(config: Mapping[str, Any], rows: Sequence[Row], learned: Mappin
     kinds = [term.get("estimator") == "exact" for term in losses.values() if "estimator" in term]
     each, once = each + (True in kinds), once + (False in kinds)
     spent, found = 0.0, {0: 0}
-    for row in rows:
-        if row["phase"] == "train":
-            again = learned.get(row["iteration"], 0) * (each * update.get("epochs", 1) + once)
-            spent += row.get("rollout/tokens", 0) + again
-            found[row["iteration"]] = round(spent)
+    for row in trained:
+        again = learned.get(row["iteration"], 0) * (each * update.get("epochs", 1) + once)
+        spent += row.get("rollout/tokens", 0) + row.get(RESAMPLED, 0) + again
+        found[row["iteration"]] = round(spent)
     return found
 
 

@@ -26,7 +26,7 @@ from marl.common.errors import UserError
 from marl.metrics.among_us import NAME
 from marl.metrics.stats import Metrics, bootstrap_mean
 from marl.rollout.resampling import VOTE, resample
-from marl.types import Belief, Episode, Turn
+from marl.types import INSIDERS, Belief, Episode, Turn
 
 SILENCE, OTHER_GAME, OTHER_NAME, RESAMPLED = KINDS = ("silence", "other_game", "other_name", "resampled")
 DRAWS = 4
@@ -73,7 +73,8 @@ def compared(
                 continue
             kinds = [*[RESAMPLED] * draws, *others.get((game, number), ())]
             for after in episode.beliefs:
-                if after.step == turn.step + 1 and after.listener != turn.agent:
+                hears = after.step == turn.step + 1 and after.listener != turn.agent
+                if hears and after.role not in INSIDERS:
                     found += _beside(game, number, episode, turn, after, kinds)
             if votes:
                 found += _of_votes(game, number, turn, kinds)

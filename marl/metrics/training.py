@@ -10,6 +10,7 @@ from marl.metrics.negotiation import inverted_figures
 from marl.types import INSIDERS, Episode
 
 VOCABULARY_GAMES = 500  # vocabulary grows with the games counted, so their number is fixed
+RESAMPLED = "rollout/resampled_tokens"  # that drawing and hearing other messages took, in token passes
 
 
 def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> dict[str, float]:
@@ -48,7 +49,7 @@ def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> di
     taken = [t for t in turns if not t.error]
     spoken = [t for t in taken if t.kind == TurnKind.SPEAK]
     metrics["talk/turns"] = len(spoken) / len(episodes)
-    metrics["talk/tokens_per_turn"] = _mean([len(t.reply_ids) for t in spoken])
+    metrics["talk/tokens_per_turn"] = _mean([len(t.reply_ids) for t in spoken if t.reply_ids])
     metrics["talk/cut"] = _mean([t.cut for t in spoken])
     early = [t for e in episodes[:VOCABULARY_GAMES] for t in e.turns if e.players[t.agent] in players and not t.error]
     metrics["talk/vocabulary"] = len({word for t in early for word in t.message.split()})

@@ -207,6 +207,7 @@ def _draw(agent: ModelAgent, episodes: Sequence[Episode], messages: Sequence[Mes
             stop.message.replies.append(reply)
         for slot in forks:
             engine.free(slot)
+    agent.engine.tokens_read += engine.tokens_read
 
 
 def _seeds(episodes: Sequence[Episode], stop: Stop, count: int) -> np.ndarray:
@@ -327,6 +328,7 @@ def _hear(
             stop.message.heard[j] += answered(heard_by, episodes[game].answers)
         for fork in forks:
             engine.free(fork)
+    agent.engine.tokens_read += engine.tokens_read
 
 
 def _beside(engine: Engine, forks: Sequence[int], heard: Sequence[tuple[Stop, int]]) -> dict[int, Iterable[Tensor]]:

@@ -16,6 +16,7 @@ from marl.losses.kl import KLLoss
 from marl.losses.listening import ListeningLoss
 from marl.losses.policy import PolicyLoss
 from marl.metrics.compute import GAMES, PASSES, at_equal_compute, learned_tokens, token_passes
+from marl.metrics.training import RESAMPLED
 from marl.model.policy import Policy, tiny_lm
 from marl.model.tokens import Tokens
 from marl.types import Kind, TokenBatch
@@ -50,8 +51,19 @@ def test_compute_is_counted_in_passes(settings: dict[str, Any], expected: list[f
     for share, known in ((0.5, False), (0.0, True)):  # nor a partner's, where it sits down
         cast = {"negotiator": {"player": "learner", "partner": "base+plan", "partners": share}}
         assert bool(token_passes({**settings, "cast": cast}, [*evaluations, *rows], {1: 5, 2: 5})) == known
+    told = {**settings, "algo": {"update": update, "intents": "runs/intents-both-s0"}}
+    spoken = {**settings, "cast": {"negotiator": {"player": "learner", "partner": "base+cicero", "partners": 0.5}}}
+    assert token_passes(told, rows, {1: 5, 2: 5}) == token_passes(spoken, rows, {1: 5, 2: 5}) == {}
     updates = [{**row, "loss/policy": 1.0} for row in rows]
     assert token_passes(settings, updates, {1: 5}) == {} != token_passes(settings, updates, {1: 5, 2: 5})
+
+
+def test_other_messages_cost_what_was_read_for_them() -> None:
+    settings = {"reward": {"game": {}, "speaking": {"baseline": "resampled"}, "other": None}}
+    rows = [{"iteration": i, "phase": "train", "rollout/tokens": 100} for i in (1, 2)]
+    assert token_passes(settings, rows, {1: 100, 2: 100}) == {}  # earlier versions did not note it
+    noted = [{**row, RESAMPLED: 250 * row["iteration"]} for row in rows]
+    assert token_passes(settings, noted, {1: 100, 2: 100}) == {0: 0, 1: 400 + 250, 2: 800 + 750}
 
 
 def test_a_round_in_which_nothing_was_kept_has_no_learned_tokens(tmp_path: Path) -> None:

@@ -18,6 +18,9 @@ from marl.metrics.stats import Interval, wilson
 from marl.metrics.talk import effective_number, talk_metrics, vocabulary
 from marl.metrics.training import episode_metrics
 from marl.report.views import topic
+from marl.rollout.games import env_maker, scripted
+from marl.rollout.rollout import everyone, rollout
+from marl.rollout.seeds import draw_games
 from marl.types import Payment, Turn
 from tests.marl.episodes import (
     CONTEXT,
@@ -32,6 +35,7 @@ from tests.marl.episodes import (
     message,
     refused,
 )
+from tests.marl.models import small_tokens
 
 GAMES = [deal_game(), failed_game(), aborted_game()]
 
@@ -226,6 +230,20 @@ def test_discussions_count_their_own_messages() -> None:
     assert found["belief/gain_over_start"].mean == pytest.approx(np.log([0.6 / 0.2, 0.4 / 0.5]).mean())
     assert found["belief/accuracy"].mean == pytest.approx((0 + 1 + 1 + 1 + 0.5) / 5)
     assert "belief/prior_log_loss" not in found and "belief/gain_over_prior" not in found
+
+
+def test_deal_or_no_deal_is_one_discussion_in_parts_as_well() -> None:
+    """There a reply is made of choices, which do not end the talk."""
+    agent = scripted("dond", tokens=small_tokens())
+    make = env_maker({"game": "dond", "format": "structured"})
+    games = rollout(draw_games(0, 1, count=3), everyone(agent), make, concurrency=3)
+    said = [sum(bool(turn.message) for turn in game.turns) for game in games]
+    assert max(said) > 2
+    table = belief_table(games)
+    for game, messages in enumerate(said):
+        here = table[table.game == game]
+        assert sorted(set(here.number)) == list(range(messages + 1))
+        assert here.last.sum() == 6 and set(here.number[here.last]) == {messages}  # two players' three questions
 
 
 def test_figures_are_of_the_players_that_are_named() -> None:

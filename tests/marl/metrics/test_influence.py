@@ -19,9 +19,12 @@ from tests.marl.updates import noisy
 GAMES = 10
 
 
-def measured(policy: Policy, temperature: float = 1.0) -> tuple[list[Episode], list[Effect]]:
+def measured(policy: Policy, temperature: float = 1.0, role: str = "") -> tuple[list[Episode], list[Effect]]:
+    """`role`: of all who are asked, in the place of the game's own."""
     agent = ModelAgent("learner", policy, slots=2 * GAMES, context=32, max_new_tokens=1, temperature=temperature)
     episodes = rollout(draw_games(0, 1, count=GAMES), everyone(agent), Hint, GAMES)
+    if role:
+        episodes = [replace(e, beliefs=tuple(replace(b, role=role) for b in e.beliefs)) for e in episodes]
     return episodes, compared(episodes, Hint, {"learner": agent}, {"learner"}, draws=3)[1]
 
 
@@ -57,6 +60,11 @@ def test_a_listener_who_ignores_words_is_not_influenced() -> None:
     _, found = measured(hint_policy(0))  # its attention is zero
     assert {effect.kind for effect in found} == {"silence", "other_game", "resampled"}
     assert max(abs(effect.influence) + abs(effect.credit) for effect in found) < 1e-6
+
+
+def test_imposters_who_know_are_no_listeners() -> None:
+    policy = noisy(hint_policy(0), 1)
+    assert measured(policy, role="crewmate")[1] and not measured(policy, role="imposter")[1]
 
 
 def test_an_author_who_would_say_the_same_again_has_no_influence_beside_itself() -> None:

@@ -68,6 +68,18 @@ def test_figures_are_the_evaluations() -> None:
     assert {name: found[name] for name in shared} == pytest.approx({name: table[name].mean for name in shared})
 
 
+def test_a_speaker_without_room_has_no_length() -> None:
+    game = meeting_game()
+    *_, lost = (t for t in game.turns if t.kind == TurnKind.SPEAK)
+    turns = tuple(
+        replace(t, start=9, message="") if t is lost else replace(t, start=0, reply_ids=(1, 2)) for t in game.turns
+    )
+    games = [replace(game, turns=turns)]
+    assert games[0].outgrown
+    assert episode_metrics(games, {"learner"})["talk/tokens_per_turn"] == 2
+    assert metrics(games, "among_us", players={"learner"})["talk/tokens_per_turn"].mean == 2
+
+
 def test_figures_of_negotiations_are_the_evaluations() -> None:
     agent = scripted("dond", "mixture")
     games = rollout(draw_games(3, count=40), everyone(agent), env_maker({"game": "dond", "objective": 0.5}), 40)

@@ -1,5 +1,6 @@
 """Messages in the place of others: drawn as their author draws, heard as the game says, and what credit they give."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +10,9 @@ import torch
 
 from envs.core import END, Question, TurnKind
 from experiments.setup.spec import run_spec
-from marl.agents.model import ModelAgent
+from marl.agents.model import ModelAgent, tokens_read_by
 from marl.common.errors import UserError
+from marl.decoding import engine
 from marl.model.policy import Policy, tiny_lm
 from marl.model.tokens import Tokens, train_tokenizer
 from marl.pretraining.corpus import scripted_texts
@@ -89,6 +91,26 @@ def test_draws_differ_from_the_message_and_are_the_same_each_time() -> None:
                     real = [b.probs for b in episode.beliefs if (b.listener, b.step) == (belief.listener, belief.step)]
                     different += not np.allclose(belief.probs, real[0], atol=1e-6)
     assert different > 10
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_all_that_is_read_for_draws_is_counted(beside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, episodes = played(GAMES["among_us"], temperature=1.0, games=2, beside=beside)
+    before, passed = tokens_read_by([agent]), {"one_pass": 0, "pass_beside": 0}
+
+    def counting(name: str, run: Callable[..., Any]) -> None:
+        def counted(*args: Any) -> Any:
+            chunks = args[-1] if name == "one_pass" else [ids for own in args[-1] for _, ids in own]
+            passed[name] += sum(map(len, chunks))
+            return run(*args)
+
+        monkeypatch.setattr(engine, name, counted)
+
+    counting("one_pass", engine.one_pass)
+    counting("pass_beside", engine.pass_beside)
+    resample(episodes, env_maker(GAMES["among_us"]), {"learner": agent}, {"learner"}, 2)
+    assert tokens_read_by([agent]) - before == sum(passed.values())
+    assert passed["one_pass"] and bool(passed["pass_beside"]) == beside
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
