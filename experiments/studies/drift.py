@@ -44,6 +44,7 @@ from marl.common.errors import UserError, check_writable
 from marl.common.files import digest, reading
 from marl.decoding.memory import Slots
 from marl.intents.agent import ACTION, told_agent
+from marl.intents.measure import followed
 from marl.metrics.drift import likelihood, retold, talk_drift
 from marl.metrics.games import dond_metrics
 from marl.metrics.negotiation import READING, Reading, human_talk, read_talk, talk_of
@@ -67,7 +68,7 @@ SHOWN = (
     "game/score", "game/points", "game/agreement", "drift/human_dialogues", "drift/own_speech", "talk/distinct_2",
     "talk/split_kept", "talk/split_coverage", "talk/table_kept", "talk/value_true", "talk/value_chance",
     "talk/inverted", "talk/inverted_explicit", "talk/inverted_coverage", "talk/inverted_chance", "talk/worse_share",
-    "talk/understood", "talk/turns", "talk/vocabulary",
+    "talk/understood", "talk/turns", "talk/vocabulary", "intent/items", "intent/claimed",
 )  # fmt: skip
 
 V = TypeVar("V")  # of a human view: what it is read as
@@ -206,7 +207,7 @@ def measure(subject: Subject, cfg: DictConfig, workspace: Workspace) -> Metrics:
     drawn = draw_games(cfg.seed, EVALUATION, count=cfg.games)
     episodes = rollout(drawn, everyone(agent), env_maker(env), limits.concurrency, workspace.bar.advance)
     found = dond_metrics(episodes, float(env["objective"]), rng) | talk_metrics(episodes, rng)
-    found |= talk_drift([read_talk(talk_of(episode)) for episode in episodes], rng)
+    found |= talk_drift([read_talk(talk_of(episode)) for episode in episodes], rng) | followed(episodes, rng)
     if cfg.data.dond:
         views = recorded(cfg.data.dond, cfg.split, [env_maker({**env, "contexts": None, "split": "all"})])
         views = views.first(cfg.dialogues)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from envs.dond.replies import MESSAGE
+from envs.dond.replies import MESSAGE, Proposal, parse_reply
 from envs.dond.rules import Triple, allocations, rest
 from envs.human_dond import HumanView, NotReplayable, replay
 from marl.decoding.engine import Engine
@@ -21,10 +22,12 @@ from marl.intents.streams import Intent, grounded, said
 from marl.intents.training import in_arm
 from marl.learning.batch import Row
 from marl.metrics.drift import likelihood
-from marl.metrics.stats import Interval, bootstrap_ratio, rate
+from marl.metrics.negotiation import context
+from marl.metrics.stats import Interval, Metrics, bootstrap_ratio, rate
 from marl.model.policy import Policy
 from marl.model.tokens import Tokens
 from marl.pretraining import corpus
+from marl.types import Episode
 
 AT_ONCE = 32  # streams that are read side by side
 
@@ -87,6 +90,26 @@ def control(found: Sequence[Controlled], rng: np.random.Generator) -> dict[str, 
         sizes = [len(items) for items, _ in named]
         figures["intent/items"] = bootstrap_ratio(np.array(kept, float), np.array(sizes, float), rng=rng)
     return figures
+
+
+def followed(episodes: Iterable[Episode], rng: np.random.Generator) -> Metrics:
+    """Measures how far players that are told intents follow them in games: `control` of their messages, and how many of
+    their proposals claim what was planned (`intent/claimed`). Empty without such players."""
+    messages, claimed = [], []
+    for episode in episodes:
+        counts = context(episode).counts
+        for turn in episode.turns:
+            told = re.match(r"intent: (\d+) (\d+) (\d+) for me, (\d+) (\d+) (\d+) for", turn.thoughts)
+            if turn.error or not told:
+                continue
+            a, b, c, d, e, f = map(int, told.groups())
+            intent = Intent((a, b, c), (d, e, f))
+            if turn.message:
+                messages.append(Controlled("", "", counts, intent, turn.message))
+            elif isinstance(reply := parse_reply(turn.text, counts, proposal_pending=False, messages_sent=1), Proposal):
+                claimed.append(reply.claim == intent.own)
+    found = control(messages, rng) if messages else {}
+    return {**found, "intent/claimed": rate(claimed)} if claimed else found
 
 
 def controlled(

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ from marl.algorithms.training import Training
 from marl.common.errors import UserError
 from marl.common.files import write_json
 from marl.intents.agent import ACTION, PARTS, CiceroConfig, Parts, ToldAgent, told_agent
+from marl.intents.measure import followed
 from marl.intents.streams import Intent, intent_text
 from marl.learning.batch import collate, rows_of
 from marl.learning.config import UpdateConfig
@@ -35,6 +37,8 @@ from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import Seeds, draw_games
 from marl.storage.checkpoint import save_policy
 from marl.types import Episode, Kind
+from tests.marl import episodes as by_hand
+from tests.marl.episodes import message, propose
 from tests.marl.planners import negotiator
 
 SHORT = env_maker({"game": "dond", "style": "compact", "objective": 1.0, "max_entries": 6})
@@ -166,3 +170,22 @@ def test_without_intents_the_player_is_a_plain_one() -> None:
 def test_a_folder_whose_model_reads_no_intents_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is told no intent"):
         told_agent("t", negotiator(), PlayConfig(**LIMITS), 2, 1.0, folder_of(tmp_path, "state"), HOW)
+
+
+def test_what_follows_intents_in_games_is_counted_item_by_item() -> None:
+    """Pool of 1 book, 1 hat and 3 balls; who is told no intent, and what was refused, is left out."""
+    mine = {"thoughts": "intent: 0 0 3 for me, 1 1 0 for my partner"}
+    other = {"thoughts": "intent: 0 1 3 for me, 1 0 0 for my partner"}
+    turns = [
+        message("player_0", 0, "i want the balls", **mine),  # one item, as intended
+        message("player_1", 1, "i want the balls"),
+        message("player_0", 2, "i get the book and all 3 balls", **mine),  # two, of which one as intended
+        message("player_0", 3, "hello", **mine),
+        by_hand.refused("player_0", 4, "i want the hat", **mine),
+        propose("player_0", 5, (0, 0, 3), **mine),
+        propose("player_1", 6, (0, 0, 3), **other),
+    ]
+    found = followed([by_hand.episode(turns)], np.random.default_rng(0))
+    assert found["intent/items"].mean == pytest.approx(2 / 3) and found["intent/items"].n == 2
+    assert found["intent/stated"].mean == 0 and found["intent/claimed"].mean == 0.5
+    assert followed([by_hand.deal_game()], np.random.default_rng(0)) == {}
