@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +94,7 @@ class Policy(nn.Module):
     def device(self) -> torch.device:
         return self.lm.device
 
-    @property
+    @cached_property
     def context(self) -> int:
         """The longest stream that the model can read, in tokens."""
         return longest_stream(self.lm.config)
@@ -126,20 +126,26 @@ class Policy(nn.Module):
 def longest_stream(config: PreTrainedConfig) -> int:
     """The longest stream that a model of this configuration can read, in tokens."""
     longest = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return 1 << 30 if longest is None else min(int(longest), 1 << 30)
+    return min(int(1 << 30 if longest is None else longest), 1 << 30, _longrope(config))
+
+
+def _longrope(config: PreTrainedConfig) -> int:
+    """Number of tokens beyond which longrope's positions change in a whole pass; 1 << 30 for other positions."""
+    written = config.get_text_config().to_json_string(use_diff=False)
+    short = [int(size) for size in re.findall(r'"original_max_position_embeddings": (\d+)', written)]
+    return min(short, default=1 << 30) if re.search(r'"(rope_)?type": "longrope"', written) else 1 << 30
 
 
 def check_context(config: PreTrainedConfig, context: int, setting: str = "model.context") -> None:
     """Raises UserError if streams of so many tokens are more than the model can read. `setting`: its name."""
-    if context > (longest := longest_stream(config)):
-        raise UserError(f"{setting}={context} is more than the model can read ({longest} tokens): lower it")
-    written = config.get_text_config().to_json_string(use_diff=False)
-    short = [int(size) for size in re.findall(r'"original_max_position_embeddings": (\d+)', written)]
-    if re.search(r'"(rope_)?type": "longrope"', written) and short and context > min(short):
+    if context <= (longest := longest_stream(config)):
+        return
+    if longest == _longrope(config):
         raise UserError(
-            f"{setting}={context}: with longrope, positions change in passes beyond {min(short)} tokens, so replies "
-            f"would depend on who shares a pass. Set it to {min(short)} at most."
+            f"{setting}={context}: with longrope, positions change in passes beyond {longest} tokens, so replies "
+            f"would depend on who shares a pass. Set it to {longest} at most."
         )
+    raise UserError(f"{setting}={context} is more than the model can read ({longest} tokens): lower it")
 
 
 def half(policy: Policy) -> Policy:

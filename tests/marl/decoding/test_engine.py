@@ -103,7 +103,10 @@ def test_positions_that_depend_on_who_shares_a_pass_are_refused() -> None:
             "short_factor": [1.0] * 4, "long_factor": [3.0] * 4}  # fmt: skip
     config = LlamaConfig(**ATTENTION, vocab_size=small_tokens().size, rope_parameters=rope)
     policy = Policy(LlamaForCausalLM(config).eval(), small_tokens())
-    Engine(policy, 2, 32)
+    engine = Engine(policy, 2, 32)
+    engine.read([0, 1], [[5] * 30, [6] * 20])
+    with pytest.raises(UserError, match=r"model\.context=32: with a question beside it a stream has 33 tokens"):
+        engine.read_beside([0, 1], [[(30, [7] * 3)], [(20, [7] * 3)]])
     with pytest.raises(
         UserError, match=r"model\.context=33: with longrope, .* beyond 32 tokens, .* Set it to 32 at most"
     ):
