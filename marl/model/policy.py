@@ -343,6 +343,7 @@ def load_lm(name: str | Path, dtype: torch.dtype = torch.float32, *, exact: bool
             warnings.warn(f"{called(name)}: {why}; {len(more)} such tensors are left out", stacklevel=2)
         check_finite(lm.state_dict(), called(name))
         _check_head(lm, name)
+        _forget_unread_window(lm)
     return lm
 
 
@@ -511,6 +512,19 @@ def _check_head(lm: PreTrainedModel, name: str) -> None:
         raise UserError(
             f"{kind} sees tokens that come later, so it is no causal language model. Choose another model.name."
         )
+
+
+@torch.no_grad()
+def _forget_unread_window(lm: PreTrainedModel) -> None:
+    """Sets a configuration's sliding window to 0 if the model sees everything, whatever it says."""
+    config = lm.config.get_text_config()
+    if not (window := getattr(config, "sliding_window", None)):
+        return
+    ids, found = torch.arange(12)[None] % config.vocab_size, []
+    for tried in (4, 12):
+        config.sliding_window = tried
+        found.append(lm.base_model(input_ids=ids, use_cache=False).last_hidden_state)
+    config.sliding_window = 0 if torch.equal(*found) else window
 
 
 def _short(error: BaseException) -> str:

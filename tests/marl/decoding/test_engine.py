@@ -4,6 +4,7 @@ import functools
 import gc
 import re
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,8 +34,18 @@ from marl.decoding.engine import Engine
 from marl.decoding.packing import groups_within
 from marl.decoding.probes import continues, size_of
 from marl.decoding.sampling import uniforms
-from marl.model.policy import Policy, half
-from tests.marl.models import ARCHITECTURES, RECURRENT, hf_policy, precise, random_lm, small_tokens, tiny_policy
+from marl.model.policy import Policy, half, pretrained
+from tests.marl.models import (
+    ARCHITECTURES,
+    RECURRENT,
+    hf_policy,
+    hf_tokenizer,
+    precise,
+    random_lm,
+    save,
+    small_tokens,
+    tiny_policy,
+)
 
 CONTEXT = 48
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
@@ -302,6 +313,23 @@ def test_windows_slide_over_slots(name: str, window: int) -> None:
     forgotten = read_in_pieces(Engine(policy, 1, CONTEXT), changed, [0], 0)[0][-1]
     same = float((forgotten - found[0][-1]).abs().max()) < 1e-4
     assert same == (window in {1, CONTEXT} and (name == "mistral" or window == CONTEXT))  # deeper layers see further
+
+
+@pytest.mark.parametrize(("name", "read"), [("llama", 0), ("mistral", 30)])
+def test_a_window_that_only_the_configuration_knows_is_none(name: str, read: int, tmp_path: Path) -> None:
+    """Llama sees everything, whatever its files say; the probe of slots is too short to meet this window."""
+    tokenizer = hf_tokenizer()
+    lm = random_lm(name, len(tokenizer))
+    lm.config.sliding_window = 30
+    policy = pretrained(save(tmp_path, lm, tokenizer), seed=0)
+    assert policy.lm.config.sliding_window == read
+    rows = streams(policy, [CONTEXT, 20])
+    engine = Engine(policy, 2, CONTEXT)
+    assert not engine.uncached and engine.goes_back
+    for row, logits in zip(rows, read_in_pieces(engine, rows, [0, 1], 0), strict=True):
+        torch.testing.assert_close(logits, whole(policy, row), atol=1e-4, rtol=0)
+    asked = policy.logits(engine.read_beside([0], [[(CONTEXT, [5, 6])]]))[0]
+    torch.testing.assert_close(asked, whole(policy, [*rows[0], 5, 6])[-1], atol=1e-4, rtol=0)
 
 
 def test_a_model_that_reads_in_pieces_what_it_does_not_as_a_whole_has_no_slots(monkeypatch: pytest.MonkeyPatch) -> None:
