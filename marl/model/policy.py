@@ -110,7 +110,8 @@ class Policy(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits (..., V) of hidden states (..., D), in float32."""
-        return self.lm.get_output_embeddings()(hidden).float()
+        head = self.lm.get_output_embeddings()
+        return head(hidden.to(head.weight.dtype)).float()  # Mamba's states stay in float32
 
     def speech_logits(self, logits: Tensor, temperature: float) -> Tensor:
         """Logits (..., V) that speech is sampled from: control tokens are never said."""
@@ -493,14 +494,18 @@ def _check_head(lm: PreTrainedModel, name: str) -> None:
     kind = f"{called(name)}: {type(lm).__name__}"
     ids = torch.arange(min(8, lm.config.get_text_config().vocab_size))[None]
     head = lm.get_output_embeddings()
+
+    def read(ids: Tensor) -> Tensor:
+        return head(lm.base_model(input_ids=ids).last_hidden_state.to(head.weight.dtype)).float()
+
     try:
         # the layer's input is magnified, so that a soft cap shows in a model of small logits too
         with torch.no_grad(), head.register_forward_pre_hook(lambda _, args: (100 * args[0],)):
-            whole = lm(input_ids=ids).logits.float()
-            ours = head(lm.base_model(input_ids=ids).last_hidden_state).float()
-            start = head(lm.base_model(input_ids=ids[:, : ids.shape[1] // 2]).last_hidden_state).float()
+            whole, ours, start = lm(input_ids=ids).logits.float(), read(ids), read(ids[:, : ids.shape[1] // 2])
     except MISFITS as error:
-        raise UserError(f"{kind} does not read tokens as causal language models do: {_short(error)}") from error
+        raise UserError(
+            f"{kind} does not read tokens as causal language models do: {_short(error)}. Choose another model.name."
+        ) from error
     if not whole.isfinite().all():
         raise _refusal(name, "its logits are not all finite: its weights are too large")
     if not torch.allclose(whole, ours, atol=1e-3, rtol=1e-3):

@@ -349,7 +349,10 @@ def test_who_starts_over_in_a_pass_goes_on_token_by_token() -> None:
     assert [continues(random_lm(name, 64)) for name in RECURRENT] == known
     policies = [half(Policy(random_lm(name, small_tokens().size), small_tokens())) for name in RECURRENT]
     assert [continues(each.lm) for each in policies] == known  # whose states are rounded
-    assert [Engine(each, 2, CONTEXT).uncached for each in policies] == [""] * len(known)
+    engines = [Engine(each, 2, CONTEXT) for each in policies]
+    assert [engine.uncached for engine in engines] == [""] * len(known)
+    for engine in engines:  # also where states stay in float32
+        assert engine.policy.logits(engine.read([0], [[3, 4]])).isfinite().all()
 
 
 # --- Sizes ---

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from marl.common.errors import UserError
-from marl.model.policy import Policy, choice_logits, load_config, load_lm, load_tokenizer, tiny_lm
+from marl.model.policy import Policy, choice_logits, load_config, load_lm, load_tokenizer, pretrained, tiny_lm
 from marl.model.tokens import Tokens
 from tests.marl.models import ARCHITECTURES, CHATML, hf_tokenizer, random_lm, save, small_tokens, tiny_policy
 
@@ -44,6 +44,16 @@ def test_a_folder_gives_back_the_model_and_its_tokenizer(architecture: str, tmp_
     ids = torch.tensor([policy.tokens.encode(text)])
     with torch.no_grad():
         torch.testing.assert_close(policy.logits(policy.hidden(ids)), lm(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mamba", "mamba2"])
+def test_a_model_is_read_in_bfloat16(architecture: str, tmp_path: Path) -> None:
+    """Mamba's last states stay in float32; its output layer does not."""
+    tokenizer = hf_tokenizer()
+    name = save(tmp_path, random_lm(architecture, len(tokenizer)), tokenizer)
+    policy, ids = pretrained(name, seed=0, dtype=torch.bfloat16), torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        assert torch.equal(policy.logits(policy.hidden(ids)), policy.lm(input_ids=ids).logits.float())
 
 
 def test_an_rwkv_of_many_layers_is_the_same_after_each_save(tmp_path: Path) -> None:
