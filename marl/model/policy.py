@@ -84,7 +84,8 @@ class Policy(nn.Module):
 
     def new_critic(self, privileged_size: int) -> None:
         """Makes a new value head, from torch's global generator."""
-        self.privileged_size, width = privileged_size, self.lm.config.get_text_config().hidden_size
+        # not the configuration's: OPT may project its last states
+        self.privileged_size, width = privileged_size, self.lm.get_output_embeddings().weight.shape[1]
         out = nn.Linear(width, 1)
         nn.init.zeros_(out.weight)
         nn.init.zeros_(out.bias)

@@ -12,6 +12,8 @@ from transformers import (
     CohereForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     PreTrainedTokenizerFast,
     RemBertConfig,
     RemBertForCausalLM,
@@ -150,6 +152,15 @@ def test_only_a_privileged_critic_reads_hidden_facts() -> None:
     assert torch.equal(private.value(hidden, some), private.value(hidden, other))
     assert not torch.isclose(privileged.value(hidden, some), privileged.value(hidden, other)).any()
     assert torch.equal(private.hidden(torch.tensor([[3, 4, 5]])), privileged.hidden(torch.tensor([[3, 4, 5]])))
+
+
+def test_the_critic_is_as_wide_as_the_last_states() -> None:
+    """OPT may be wider inside."""
+    shape = {"hidden_size": 32, "word_embed_proj_dim": 16, "ffn_dim": 32, "num_hidden_layers": 1}
+    config = OPTConfig(**shape, vocab_size=small_tokens().size, num_attention_heads=2)
+    policy = Policy(OPTForCausalLM(config).eval(), small_tokens(), privileged_size=4)
+    hidden = policy.hidden(torch.tensor([[3, 4, 5]]))
+    assert hidden.shape == (1, 3, 16) and policy.value(hidden, torch.zeros(1, 3, 4)).shape == (1, 3)
 
 
 def test_speech_leaves_out_control_tokens_and_rows_that_only_pad() -> None:
