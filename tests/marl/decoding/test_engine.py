@@ -337,6 +337,22 @@ def test_a_window_that_only_the_configuration_knows_is_none(name: str, read: int
     torch.testing.assert_close(asked, whole(policy, [*rows[0], 5, 6])[-1], atol=1e-4, rtol=0)
 
 
+def test_windows_slide_beside_recurrent_layers() -> None:
+    lfm3 = pytest.importorskip("transformers.models.lfm3", reason="came after transformers 5.17")
+    config = lfm3.Lfm3Config(
+        **ATTENTION, vocab_size=small_tokens().size, head_dim=8, sliding_window=16,
+        layer_types=["conv", "sliding_attention"],
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        policy = Policy(lfm3.Lfm3ForCausalLM(config).eval(), small_tokens())
+    rows = streams(policy, [CONTEXT, 20])
+    engine = Engine(policy, 2, CONTEXT)
+    assert not engine.uncached
+    for row, logits in zip(rows, read_in_pieces(engine, rows, [0, 1], 0), strict=True):
+        torch.testing.assert_close(logits, whole(policy, row), atol=1e-4, rtol=0)
+
+
 def test_a_model_that_reads_in_pieces_what_it_does_not_as_a_whole_has_no_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     """A recurrent layer that forgets its state between passes; keys and values that are never written."""
     tokens = small_tokens()
