@@ -16,6 +16,8 @@ from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    Mamba2Config,
+    Mamba2ForCausalLM,
     MiniMaxConfig,
     MiniMaxForCausalLM,
     MistralConfig,
@@ -229,6 +231,7 @@ def test_slots_longer_than_the_models_context_are_refused(policies: dict[str, Po
 def other_models() -> dict[str, tuple[PreTrainedModel, str]]:
     """Models that no slot can hold, and why."""
     size = {"vocab_size": small_tokens().size}
+    limited = {"state_size": 4, "num_heads": 8, "head_dim": 8, "n_groups": 2, "time_step_limit": (1e-3, float("inf"))}
     experts = {"num_local_experts": 2, "layer_types": ["linear_attention", "full_attention"]}
     gemma = {**SHAPE, "num_hidden_layers": 3, "intermediate_size": 64, "num_attention_heads": 4,
              "logits_soft_cap": 1e4}  # fmt: skip  # bends nothing
@@ -244,6 +247,8 @@ def other_models() -> dict[str, tuple[PreTrainedModel, str]]:
             ),
             # its places are in its masks
             "bloom": (BloomForCausalLM(BloomConfig(**size, hidden_size=32, n_layer=2, n_head=4)), "what a slot cannot"),
+            # a whole pass limits its time steps, a pass over one token does not
+            "mamba2": (Mamba2ForCausalLM(Mamba2Config(**SHAPE, **size, **limited)), "time_step_limit"),
             # takes no cache but its own
             "minimax": (MiniMaxForCausalLM(MiniMaxConfig(**ATTENTION, **size, **experts)), "what a slot cannot"),
             # transformers 5.17's configuration of it does not list its layers
@@ -254,7 +259,7 @@ def other_models() -> dict[str, tuple[PreTrainedModel, str]]:
         }
 
 
-@pytest.mark.parametrize("name", ["gpt_neo", "gpt1", "bloom", "minimax", "recurrent_gemma"])
+@pytest.mark.parametrize("name", ["gpt_neo", "gpt1", "bloom", "mamba2", "minimax", "recurrent_gemma"])
 def test_a_model_that_no_slot_holds_reads_whole_streams_again(name: str) -> None:
     """And all else is as with a cache: pieces, slots that are used again, scores of texts, streams that go back."""
     lm, why = other_models()[name]
