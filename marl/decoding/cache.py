@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -262,6 +263,9 @@ def slot_cache(lm: PreTrainedModel, slots: int, context: int) -> SlotCache:
     config, takes = lm.config.get_text_config(), inspect.signature(lm.base_model.forward).parameters
     if "state" in takes:
         return SlotCache([CARRIED], slots, context)
+    limits: list[Any] = [module.time_step_limit for module in lm.modules() if getattr(module, "time_step_limit", None)]
+    if any(tuple(limit) != (0.0, math.inf) for limit in limits):  # as Zamba2's and Nemotron-H's
+        raise NotCacheable(f"{type(lm).__name__} keeps a state that single tokens move without its time_step_limit")
     states = getattr(config, "number_of_conv_states", 1)
     masked, kinds = "past_key_values" in takes, layer_kinds(lm)
     if not masked and {*kinds} & {*ATTENTION, BOTH}:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from marl.decoding.cache import FULL, READ_BUDGET, SLIDING, NotCacheable, SlotCache
+from marl.decoding.cache import FULL, READ_BUDGET, RECURRENT, SLIDING, NotCacheable, SlotCache
 from marl.decoding.packing import groups_within
 from marl.model.branches import attention_mask, sees
 
@@ -130,8 +130,10 @@ def on_device(lm: PreTrainedModel, cache: SlotCache, ids: Tensor, query: Tensor)
         mask: Any = torch.zeros(blocked.shape, dtype=lm.dtype, device=ids.device).masked_fill_(blocked, -torch.inf)
         if cache.window and cache.window < cache.end:
             sliding = mask.masked_fill(keys <= queries - cache.window, -torch.inf)
-            kinds = getattr(lm.config.get_text_config(), "layer_types", None)  # models that list layers take both masks
-            mask = {FULL: mask, SLIDING: sliding} if kinds else sliding
+            kinds = getattr(lm.config.get_text_config(), "layer_types", None)
+            others = {SLIDING: sliding, **dict.fromkeys(RECURRENT)}
+            # models that list layers take a mask for each kind
+            mask = {kind: others.get(kind, mask) for kind in (FULL, *kinds)} if kinds else sliding
         output = lm.base_model(
             input_ids=ids, attention_mask=mask, position_ids=query, past_key_values=cache, use_cache=True
         )

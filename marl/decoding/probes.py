@@ -1,6 +1,7 @@
 """Facts about a model that are found by trying it: the size of a slot, and whether reading in pieces is right."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,11 +75,25 @@ def continues(lm: PreTrainedModel) -> bool:
 
     single = [[i] for i in after]
     ids = torch.tensor([before + after], device=lm.device)
-    whole = lm.base_model(input_ids=ids, use_cache=False).last_hidden_state[0, len(before) :]
-    several = _near(lm, read([after], 1000.0), read(single, 1000.0))
-    if not _near(lm, read([after] if several else single, 1.0), whole):
+    with trying(lm):
+        whole = lm.base_model(input_ids=ids, use_cache=False).last_hidden_state[0, len(before) :]
+        several = _near(lm, read([after], 1000.0), read(single, 1000.0))
+        right = _near(lm, read([after] if several else single, 1.0), whole)
+    if not right:
         raise NotCacheable(f"{type(lm).__name__} does not read in pieces what it reads as a whole")
     return several
+
+
+@contextmanager
+def trying(lm: PreTrainedModel) -> Iterator[None]:
+    """Turns errors of a model that needs another cache into NotCacheable."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (*MISFITS, AssertionError, UserError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise NotCacheable(f"{type(lm).__name__} keeps what a slot cannot hold ({lines[0][:200]})") from error
 
 
 def check_slots(lm: PreTrainedModel) -> None:
@@ -86,14 +101,13 @@ def check_slots(lm: PreTrainedModel) -> None:
     key = (type(lm), lm.config.to_json_string(use_diff=False), lm.dtype, str(lm.device))
     if key not in _UNLIKE:
         try:
-            _UNLIKE[key] = "" if _alike(lm) else "does not read in pieces what it reads as a whole"
-        except torch.OutOfMemoryError:
-            raise
-        except (*MISFITS, AssertionError, UserError) as error:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            _UNLIKE[key] = f"keeps what a slot cannot hold ({lines[0][:200]})"
+            with trying(lm):
+                alike = _alike(lm)
+            _UNLIKE[key] = "" if alike else f"{type(lm).__name__} does not read in pieces what it reads as a whole"
+        except NotCacheable as error:
+            _UNLIKE[key] = str(error)
     if why := _UNLIKE[key]:
-        raise NotCacheable(f"{type(lm).__name__} {why}")
+        raise NotCacheable(why)
 
 
 _UNLIKE: dict[tuple[type, str, torch.dtype, str], str] = {}

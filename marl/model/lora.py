@@ -185,8 +185,16 @@ def _inject(lm: PreTrainedModel, config: AdapterConfig) -> None:
         except ValueError as error:
             reason = " ".join(str(error).split())[:200]
             raise UserError(
-                f"model.lora: {type(lm).__name__} cannot be adapted so ({reason}). Leave it out."
+                f"model.lora: {type(lm).__name__} cannot be adapted so ({reason}). Name other layers in "
+                "model.lora.targets, or set model.lora to null."
             ) from error
+    adapted = {name.partition(".lora_A.")[0] for name, _ in lm.named_parameters() if ".lora_A." in name}
+    if adapted != {*layers}:  # peft takes layers with the names of experts for the experts
+        kept = ",".join(dict.fromkeys(layer.rpartition(".")[2] for layer in layers if layer in adapted))
+        raise UserError(
+            f"model.lora.targets: peft adapts the experts of {type(lm).__name__} in the place of "
+            f"{min({*layers} - adapted)}. Set it to {f'[{kept}]' if kept else 'other layers'}."
+        )
 
 
 def chosen_layers(lm: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:

@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +84,8 @@ class Policy(nn.Module):
 
     def new_critic(self, privileged_size: int) -> None:
         """Makes a new value head, from torch's global generator."""
-        self.privileged_size, width = privileged_size, self.lm.config.get_text_config().hidden_size
+        # not the configuration's: OPT may project its last states
+        self.privileged_size, width = privileged_size, self.lm.get_output_embeddings().weight.shape[1]
         out = nn.Linear(width, 1)
         nn.init.zeros_(out.weight)
         nn.init.zeros_(out.bias)
@@ -94,7 +95,7 @@ class Policy(nn.Module):
     def device(self) -> torch.device:
         return self.lm.device
 
-    @property
+    @cached_property
     def context(self) -> int:
         """The longest stream that the model can read, in tokens."""
         return longest_stream(self.lm.config)
@@ -110,7 +111,8 @@ class Policy(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits (..., V) of hidden states (..., D), in float32."""
-        return self.lm.get_output_embeddings()(hidden).float()
+        head = self.lm.get_output_embeddings()
+        return head(hidden.to(head.weight.dtype)).float()  # Mamba's states stay in float32
 
     def speech_logits(self, logits: Tensor, temperature: float) -> Tensor:
         """Logits (..., V) that speech is sampled from: control tokens are never said."""
@@ -126,20 +128,26 @@ class Policy(nn.Module):
 def longest_stream(config: PreTrainedConfig) -> int:
     """The longest stream that a model of this configuration can read, in tokens."""
     longest = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return 1 << 30 if longest is None else min(int(longest), 1 << 30)
+    return min(int(1 << 30 if longest is None else longest), 1 << 30, _longrope(config))
+
+
+def _longrope(config: PreTrainedConfig) -> int:
+    """Number of tokens beyond which longrope's positions change in a whole pass; 1 << 30 for other positions."""
+    written = config.get_text_config().to_json_string(use_diff=False)
+    short = [int(size) for size in re.findall(r'"original_max_position_embeddings": (\d+)', written)]
+    return min(short, default=1 << 30) if re.search(r'"(rope_)?type": "longrope"', written) else 1 << 30
 
 
 def check_context(config: PreTrainedConfig, context: int, setting: str = "model.context") -> None:
     """Raises UserError if streams of so many tokens are more than the model can read. `setting`: its name."""
-    if context > (longest := longest_stream(config)):
-        raise UserError(f"{setting}={context} is more than the model can read ({longest} tokens): lower it")
-    written = config.get_text_config().to_json_string(use_diff=False)
-    short = [int(size) for size in re.findall(r'"original_max_position_embeddings": (\d+)', written)]
-    if re.search(r'"(rope_)?type": "longrope"', written) and short and context > min(short):
+    if context <= (longest := longest_stream(config)):
+        return
+    if longest == _longrope(config):
         raise UserError(
-            f"{setting}={context}: with longrope, positions change in passes beyond {min(short)} tokens, so replies "
-            f"would depend on who shares a pass. Set it to {min(short)} at most."
+            f"{setting}={context}: with longrope, positions change in passes beyond {longest} tokens, so replies "
+            f"would depend on who shares a pass. Set it to {longest} at most."
         )
+    raise UserError(f"{setting}={context} is more than the model can read ({longest} tokens): lower it")
 
 
 def half(policy: Policy) -> Policy:
@@ -337,6 +345,7 @@ def load_lm(name: str | Path, dtype: torch.dtype = torch.float32, *, exact: bool
             warnings.warn(f"{called(name)}: {why}; {len(more)} such tensors are left out", stacklevel=2)
         check_finite(lm.state_dict(), called(name))
         _check_head(lm, name)
+        _forget_unread_window(lm)
     return lm
 
 
@@ -486,14 +495,18 @@ def _check_head(lm: PreTrainedModel, name: str) -> None:
     kind = f"{called(name)}: {type(lm).__name__}"
     ids = torch.arange(min(8, lm.config.get_text_config().vocab_size))[None]
     head = lm.get_output_embeddings()
+
+    def read(ids: Tensor) -> Tensor:
+        return head(lm.base_model(input_ids=ids).last_hidden_state.to(head.weight.dtype)).float()
+
     try:
         # the layer's input is magnified, so that a soft cap shows in a model of small logits too
         with torch.no_grad(), head.register_forward_pre_hook(lambda _, args: (100 * args[0],)):
-            whole = lm(input_ids=ids).logits.float()
-            ours = head(lm.base_model(input_ids=ids).last_hidden_state).float()
-            start = head(lm.base_model(input_ids=ids[:, : ids.shape[1] // 2]).last_hidden_state).float()
+            whole, ours, start = lm(input_ids=ids).logits.float(), read(ids), read(ids[:, : ids.shape[1] // 2])
     except MISFITS as error:
-        raise UserError(f"{kind} does not read tokens as causal language models do: {_short(error)}") from error
+        raise UserError(
+            f"{kind} does not read tokens as causal language models do: {_short(error)}. Choose another model.name."
+        ) from error
     if not whole.isfinite().all():
         raise _refusal(name, "its logits are not all finite: its weights are too large")
     if not torch.allclose(whole, ours, atol=1e-3, rtol=1e-3):
@@ -505,6 +518,19 @@ def _check_head(lm: PreTrainedModel, name: str) -> None:
         raise UserError(
             f"{kind} sees tokens that come later, so it is no causal language model. Choose another model.name."
         )
+
+
+@torch.no_grad()
+def _forget_unread_window(lm: PreTrainedModel) -> None:
+    """Sets a configuration's sliding window to 0 if the model sees everything, whatever it says."""
+    config = lm.config.get_text_config()
+    if not (window := getattr(config, "sliding_window", None)):
+        return
+    ids, found = torch.arange(12)[None] % config.vocab_size, []
+    for tried in (4, 12):
+        config.sliding_window = tried
+        found.append(lm.base_model(input_ids=ids, use_cache=False).last_hidden_state)
+    config.sliding_window = 0 if torch.equal(*found) else window
 
 
 def _short(error: BaseException) -> str:

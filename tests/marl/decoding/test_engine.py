@@ -4,6 +4,7 @@ import functools
 import gc
 import re
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,10 @@ from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    Mamba2Config,
+    Mamba2ForCausalLM,
+    MiniMaxConfig,
+    MiniMaxForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     OpenAIGPTConfig,
@@ -33,8 +38,18 @@ from marl.decoding.engine import Engine
 from marl.decoding.packing import groups_within
 from marl.decoding.probes import continues, size_of
 from marl.decoding.sampling import uniforms
-from marl.model.policy import Policy, half
-from tests.marl.models import ARCHITECTURES, RECURRENT, hf_policy, precise, random_lm, small_tokens, tiny_policy
+from marl.model.policy import Policy, half, pretrained
+from tests.marl.models import (
+    ARCHITECTURES,
+    RECURRENT,
+    hf_policy,
+    hf_tokenizer,
+    precise,
+    random_lm,
+    save,
+    small_tokens,
+    tiny_policy,
+)
 
 CONTEXT = 48
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
@@ -103,7 +118,10 @@ def test_positions_that_depend_on_who_shares_a_pass_are_refused() -> None:
             "short_factor": [1.0] * 4, "long_factor": [3.0] * 4}  # fmt: skip
     config = LlamaConfig(**ATTENTION, vocab_size=small_tokens().size, rope_parameters=rope)
     policy = Policy(LlamaForCausalLM(config).eval(), small_tokens())
-    Engine(policy, 2, 32)
+    engine = Engine(policy, 2, 32)
+    engine.read([0, 1], [[5] * 30, [6] * 20])
+    with pytest.raises(UserError, match=r"model\.context=32: with a question beside it a stream has 33 tokens"):
+        engine.read_beside([0, 1], [[(30, [7] * 3)], [(20, [7] * 3)]])
     with pytest.raises(
         UserError, match=r"model\.context=33: with longrope, .* beyond 32 tokens, .* Set it to 32 at most"
     ):
@@ -213,6 +231,8 @@ def test_slots_longer_than_the_models_context_are_refused(policies: dict[str, Po
 def other_models() -> dict[str, tuple[PreTrainedModel, str]]:
     """Models that no slot can hold, and why."""
     size = {"vocab_size": small_tokens().size}
+    limited = {"state_size": 4, "num_heads": 8, "head_dim": 8, "n_groups": 2, "time_step_limit": (1e-3, float("inf"))}
+    experts = {"num_local_experts": 2, "layer_types": ["linear_attention", "full_attention"]}
     gemma = {**SHAPE, "num_hidden_layers": 3, "intermediate_size": 64, "num_attention_heads": 4,
              "logits_soft_cap": 1e4}  # fmt: skip  # bends nothing
     with torch.random.fork_rng(devices=[]):
@@ -227,6 +247,10 @@ def other_models() -> dict[str, tuple[PreTrainedModel, str]]:
             ),
             # its places are in its masks
             "bloom": (BloomForCausalLM(BloomConfig(**size, hidden_size=32, n_layer=2, n_head=4)), "what a slot cannot"),
+            # a whole pass limits its time steps, a pass over one token does not
+            "mamba2": (Mamba2ForCausalLM(Mamba2Config(**SHAPE, **size, **limited)), "time_step_limit"),
+            # takes no cache but its own
+            "minimax": (MiniMaxForCausalLM(MiniMaxConfig(**ATTENTION, **size, **experts)), "what a slot cannot"),
             # transformers 5.17's configuration of it does not list its layers
             "recurrent_gemma": (
                 RecurrentGemmaForCausalLM(RecurrentGemmaConfig(**gemma, **size)),
@@ -235,7 +259,7 @@ def other_models() -> dict[str, tuple[PreTrainedModel, str]]:
         }
 
 
-@pytest.mark.parametrize("name", ["gpt_neo", "gpt1", "bloom", "recurrent_gemma"])
+@pytest.mark.parametrize("name", ["gpt_neo", "gpt1", "bloom", "mamba2", "minimax", "recurrent_gemma"])
 def test_a_model_that_no_slot_holds_reads_whole_streams_again(name: str) -> None:
     """And all else is as with a cache: pieces, slots that are used again, scores of texts, streams that go back."""
     lm, why = other_models()[name]
@@ -301,6 +325,39 @@ def test_windows_slide_over_slots(name: str, window: int) -> None:
     assert same == (window in {1, CONTEXT} and (name == "mistral" or window == CONTEXT))  # deeper layers see further
 
 
+@pytest.mark.parametrize(("name", "read"), [("llama", 0), ("mistral", 30)])
+def test_a_window_that_only_the_configuration_knows_is_none(name: str, read: int, tmp_path: Path) -> None:
+    """Llama sees everything, whatever its files say; the probe of slots is too short to meet this window."""
+    tokenizer = hf_tokenizer()
+    lm = random_lm(name, len(tokenizer))
+    lm.config.sliding_window = 30
+    policy = pretrained(save(tmp_path, lm, tokenizer), seed=0)
+    assert policy.lm.config.sliding_window == read
+    rows = streams(policy, [CONTEXT, 20])
+    engine = Engine(policy, 2, CONTEXT)
+    assert not engine.uncached and engine.goes_back
+    for row, logits in zip(rows, read_in_pieces(engine, rows, [0, 1], 0), strict=True):
+        torch.testing.assert_close(logits, whole(policy, row), atol=1e-4, rtol=0)
+    asked = policy.logits(engine.read_beside([0], [[(CONTEXT, [5, 6])]]))[0]
+    torch.testing.assert_close(asked, whole(policy, [*rows[0], 5, 6])[-1], atol=1e-4, rtol=0)
+
+
+def test_windows_slide_beside_recurrent_layers() -> None:
+    lfm3 = pytest.importorskip("transformers.models.lfm3", reason="came after transformers 5.17")
+    config = lfm3.Lfm3Config(
+        **ATTENTION, vocab_size=small_tokens().size, head_dim=8, sliding_window=16,
+        layer_types=["conv", "sliding_attention"],
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        policy = Policy(lfm3.Lfm3ForCausalLM(config).eval(), small_tokens())
+    rows = streams(policy, [CONTEXT, 20])
+    engine = Engine(policy, 2, CONTEXT)
+    assert not engine.uncached
+    for row, logits in zip(rows, read_in_pieces(engine, rows, [0, 1], 0), strict=True):
+        torch.testing.assert_close(logits, whole(policy, row), atol=1e-4, rtol=0)
+
+
 def test_a_model_that_reads_in_pieces_what_it_does_not_as_a_whole_has_no_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     """A recurrent layer that forgets its state between passes; keys and values that are never written."""
     tokens = small_tokens()
@@ -318,7 +375,10 @@ def test_who_starts_over_in_a_pass_goes_on_token_by_token() -> None:
     assert [continues(random_lm(name, 64)) for name in RECURRENT] == known
     policies = [half(Policy(random_lm(name, small_tokens().size), small_tokens())) for name in RECURRENT]
     assert [continues(each.lm) for each in policies] == known  # whose states are rounded
-    assert [Engine(each, 2, CONTEXT).uncached for each in policies] == [""] * len(known)
+    engines = [Engine(each, 2, CONTEXT) for each in policies]
+    assert [engine.uncached for engine in engines] == [""] * len(known)
+    for engine in engines:  # also where states stay in float32
+        assert engine.policy.logits(engine.read([0], [[3, 4]])).isfinite().all()
 
 
 # --- Sizes ---

@@ -1,13 +1,21 @@
 """An adapter changes nothing at its start, learns alone, shares its base's tensors, and is read by peft itself."""
 
 import json
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+)
 
 from marl.common.errors import UserError
 from marl.learning.config import UpdateConfig
@@ -17,7 +25,7 @@ from marl.model.optim import trained
 from marl.model.policy import Policy, half, load_config, load_lm, load_tokenizer, pretrained, take_weights
 from marl.model.tokens import Tokens
 from marl.storage.checkpoint import load_policy, load_weights, model_digest, own_tensors, policy_digest, save_policy
-from tests.marl.models import hf_policy, hf_tokenizer, save, tiny_policy, with_critic
+from tests.marl.models import hf_policy, hf_tokenizer, save, small_tokens, tiny_policy, with_critic
 from tests.marl.storage.test_checkpoint import seal
 from tests.marl.updates import TERMS, noisy, played
 
@@ -91,6 +99,26 @@ def test_an_adapter_is_off_at_its_start_and_shares_every_tensor_of_its_base(kind
     )
     assert policy_digest(adapted(base, SMALL, 1)) == policy_digest(two)  # a seed fixes A
     assert policy_digest(adapted(base, SMALL, 2)) != policy_digest(two)
+
+
+def test_layers_that_peft_takes_for_experts_are_refused_by_name() -> None:
+    """It would adapt the experts instead, which cannot be merged, and leave the shared expert as it is."""
+    config = DeepseekV3Config(
+        vocab_size=small_tokens().size, hidden_size=32, intermediate_size=32, num_hidden_layers=1, n_routed_experts=4,
+        num_attention_heads=2, num_key_value_heads=2, moe_intermediate_size=16, kv_lora_rank=8, q_lora_rank=8,
+        qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=4, n_group=1, topk_group=1, num_experts_per_tok=2,
+        first_k_dense_replace=0,
+    )  # fmt: skip
+    base = Policy(DeepseekV3ForCausalLM(config).eval(), small_tokens())
+    said = r"model\.lora\.targets: peft .* of DeepseekV3ForCausalLM in the place of .*shared_expert.*Set it to \[(.*)\]"
+    with pytest.raises(UserError, match=said) as error:
+        adapted(base, SMALL)
+    with pytest.raises(UserError, match=said):
+        adapter_bytes(config, SMALL)
+    found = re.search(said, str(error.value))
+    assert found
+    policy = moved(adapted(base, replace(SMALL, targets=found[1].split(","))))
+    torch.testing.assert_close(logits(merged(policy)), logits(policy), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

@@ -12,6 +12,8 @@ from transformers import (
     CohereForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     PreTrainedTokenizerFast,
     RemBertConfig,
     RemBertForCausalLM,
@@ -23,7 +25,7 @@ from transformers import (
 )
 
 from marl.common.errors import UserError
-from marl.model.policy import Policy, choice_logits, load_config, load_lm, load_tokenizer, tiny_lm
+from marl.model.policy import Policy, choice_logits, load_config, load_lm, load_tokenizer, pretrained, tiny_lm
 from marl.model.tokens import Tokens
 from tests.marl.models import ARCHITECTURES, CHATML, hf_tokenizer, random_lm, save, small_tokens, tiny_policy
 
@@ -44,6 +46,16 @@ def test_a_folder_gives_back_the_model_and_its_tokenizer(architecture: str, tmp_
     ids = torch.tensor([policy.tokens.encode(text)])
     with torch.no_grad():
         torch.testing.assert_close(policy.logits(policy.hidden(ids)), lm(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mamba", "mamba2"])
+def test_a_model_is_read_in_bfloat16(architecture: str, tmp_path: Path) -> None:
+    """Mamba's last states stay in float32; its output layer does not."""
+    tokenizer = hf_tokenizer()
+    name = save(tmp_path, random_lm(architecture, len(tokenizer)), tokenizer)
+    policy, ids = pretrained(name, seed=0, dtype=torch.bfloat16), torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        assert torch.equal(policy.logits(policy.hidden(ids)), policy.lm(input_ids=ids).logits.float())
 
 
 def test_an_rwkv_of_many_layers_is_the_same_after_each_save(tmp_path: Path) -> None:
@@ -140,6 +152,15 @@ def test_only_a_privileged_critic_reads_hidden_facts() -> None:
     assert torch.equal(private.value(hidden, some), private.value(hidden, other))
     assert not torch.isclose(privileged.value(hidden, some), privileged.value(hidden, other)).any()
     assert torch.equal(private.hidden(torch.tensor([[3, 4, 5]])), privileged.hidden(torch.tensor([[3, 4, 5]])))
+
+
+def test_the_critic_is_as_wide_as_the_last_states() -> None:
+    """OPT may be wider inside."""
+    shape = {"hidden_size": 32, "word_embed_proj_dim": 16, "ffn_dim": 32, "num_hidden_layers": 1}
+    config = OPTConfig(**shape, vocab_size=small_tokens().size, num_attention_heads=2)
+    policy = Policy(OPTForCausalLM(config).eval(), small_tokens(), privileged_size=4)
+    hidden = policy.hidden(torch.tensor([[3, 4, 5]]))
+    assert hidden.shape == (1, 3, 16) and policy.value(hidden, torch.zeros(1, 3, 4)).shape == (1, 3)
 
 
 def test_speech_leaves_out_control_tokens_and_rows_that_only_pad() -> None:
