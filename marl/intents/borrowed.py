@@ -1,10 +1,10 @@
 """Lessons by which a dialogue model learns to follow its intent.
 
 In human dialogues the talk so far and the values nearly tell what a message says, so a model learns to say it without
-reading its intent. A lesson is a dialogue that ends with one of the player's messages. What somebody else said over the
-same pool replaces that message, and an intent that fits the new words stands before it. Only the intent tells them.
-Of the player's words this message alone is imitated. What stands before it is read as in any dialogue: belief questions
-and the partner's words are learned there.
+reading its intent. A lesson is a dialogue that ends with one of the player's messages and both proposals. What somebody
+else said over the same pool replaces that message, and an intent that fits the new words stands before it. Only the
+intent tells them, and the player's proposal, which claims it. Of the player's replies these two alone are imitated.
+What stands before them is read as in any dialogue: belief questions and the partner's words are learned there.
 """
 
 from __future__ import annotations
@@ -95,16 +95,20 @@ def in_lessons(
         kind = kinds[int(rng.random() >= WHOLE) % len(kinds)]
         chosen = kind[rng.integers(len(kind))]
         claim = chosen.claims[rng.integers(len(chosen.claims))]
-        lessons[view.index] = Intent(claim, rest(claim, view.counts))
-        return replace(view, turns=(*view.turns[:number], ("YOU", chosen.message), ("THEM", None)))
+        lessons[view.index] = intent = Intent(claim, rest(claim, view.counts))
+        turns = (*view.turns[:number], ("YOU", chosen.message), ("THEM", None))
+        return replace(view, turns=turns, claim=intent.own, partner_claim=intent.partner)
 
     def add(view: HumanView, order: Triple, steps: list[Step]) -> corpus.Steps:
         own = list(intents[view.index])
         if view.index not in lessons:
             return grounded(steps, arm, [intent.renamed(order) for intent in own])
-        replies = [number for number, step in enumerate(steps) if step[0] == "reply"][:-1]  # the last proposes
-        own = [*own[: len(replies) - 1], lessons[view.index]]
-        told = grounded(steps[: replies[-1] + 1], arm, [intent.renamed(order) for intent in own])
-        return [*(("given", step[1]) if step[0] == "reply" else step for step in told[:-1]), told[-1]]
+        before = sum(step[0] == "reply" for step in steps) - 2  # the last two are the lesson: a message and a proposal
+        own = [*own[:before], *[lessons[view.index]] * 2]
+        told, replies = grounded(steps, arm, [intent.renamed(order) for intent in own]), 0
+        for number, step in enumerate(told):
+            if step[0] == "reply" and (replies := replies + 1) <= before:
+                told[number] = ("given", step[1])
+        return told
 
     return {"refuse": lambda view: "" if view.index in intents else "no intent", "cut": cut, "add": add}

@@ -36,7 +36,7 @@ def test_messages_are_kept_with_all_claims_that_fit_them() -> None:
     assert library([view("hi", "hello", "i get everything")]) == {}  # no intent is everything
 
 
-def test_in_a_lesson_the_message_alone_is_learned_and_nothing_later_is_read() -> None:
+def test_in_a_lesson_the_message_and_its_claim_are_learned_and_nothing_later_is_read() -> None:
     """The mask by hand, for a lesson about the second message of a dialogue."""
     tokens = tiny_policy().tokens
     lent = library([view(WHOLE, "deal")])
@@ -46,12 +46,17 @@ def test_in_a_lesson_the_message_alone_is_learned_and_nothing_later_is_read() ->
         steps = ways["add"](cut, (0, 1, 2), replay(cut, GAME()))
         row = human_row(steps, tokens, 0)
         batch, stream = collate([row], {}), row[0].streams["you"].tokens
-        reply, text = tokens.encode(f"[message] {WHOLE} [END]"), tokens.decode(stream)
-        assert stream[-len(reply) :] == reply and "secret" not in text and "them: ok" not in text
-        assert batch.imitate.sum() == len(reply) and batch.imitate[0, -len(reply) :].all()
-        assert text.count("me 0 0 3 you 1 1 0") >= 1  # the message's own intent, whatever was annotated
-        if "i want the book" in text:  # it is about the second message: the first is read under its annotated intent
-            assert text.count("me 0 0 3 you 1 1 0") == 2
+        said, claimed = (
+            tokens.encode(f"{words} [END]") for words in (f"[message] {WHOLE}", "[propose] (0 books, 0 hats, 3 balls)")
+        )
+        text = tokens.decode(stream)
+        assert stream[-len(claimed) :] == claimed and "secret" not in text and "them: ok" not in text
+        learned = [token for token, own in zip(stream, batch.imitate[0], strict=True) if own]
+        assert learned == [*said, *claimed]
+        # the message's own intent, whatever was annotated, before the message and before the claim
+        assert text.count("me 0 0 3 you 1 1 0") == 2 + (
+            "i want the book" in text
+        )  # the first message has its annotated one
 
 
 def test_lessons_leave_the_other_dialogues_as_they_are() -> None:
@@ -72,7 +77,8 @@ def test_a_lessons_items_are_renamed_with_its_intent() -> None:
     cut = ways["cut"](TALK)
     steps = ways["add"](cut, order, replay(permuted(cut, order), GAME()))
     assert ("tell", "me 3 0 0 you 0 1 1\n") in steps
-    assert steps[-1] == ("reply", "[message] i get the books , you get the rest [END]")
+    assert ("reply", "[message] i get the books , you get the rest [END]") in steps
+    assert steps[-1] == ("reply", "[propose] (3 books, 0 hats, 0 balls) [END]")
 
 
 def test_a_model_that_ignores_its_intent_learns_to_follow_it(tmp_path: Path) -> None:
