@@ -1,6 +1,7 @@
 """A causal language model of `transformers` with a value head. Left out: caches (marl/decoding) and losses."""
 
 import copy
+import itertools
 import json
 import re
 import warnings
@@ -543,14 +544,25 @@ def _short(error: BaseException) -> str:
 
 @contextmanager
 def dropout(policy: Policy, rate: float, generator: torch.Generator) -> Iterator[None]:
-    """Drops features of embeddings and of attention's and the MLP's outputs within the block. PPO updates use none."""
+    """Drops features of embeddings and of attention's and the MLP's outputs within the block. PPO updates use none.
 
-    def drop(module: torch.nn.Module, args: Any, out: torch.Tensor) -> torch.Tensor:
+    UserError if the model's layers have other names than Llama's, whose outputs would silently stay as they are.
+    """
+
+    def drop(module: torch.nn.Module, args: Any, out: Any) -> Any:
+        if isinstance(out, tuple):  # an MLP of experts, with their scores
+            return drop(module, args, out[0]), *out[1:]
         kept = torch.rand(out.shape, generator=generator) >= rate
         return out * (kept / (1 - rate)).to(out.device)
 
-    added = [module for name, module in policy.lm.named_modules() if name.endswith((".o_proj", ".mlp"))]
-    layers = [policy.lm.get_input_embeddings(), *added] if rate else []
+    found = {end: [m for name, m in policy.lm.named_modules() if name.endswith(end)] for end in (".o_proj", ".mlp")}
+    if rate and not all(found.values()):
+        missing = " and ".join(end[1:] for end, modules in found.items() if not modules)
+        raise UserError(
+            f"base.dropout={rate}: {type(policy.lm).__name__} has no layers named {missing}, whose outputs it drops. "
+            "Set it to 0."
+        )
+    layers = [policy.lm.get_input_embeddings(), *itertools.chain(*found.values())] if rate else []
     hooks = [module.register_forward_hook(drop) for module in layers]
     try:
         yield

@@ -21,7 +21,7 @@ from marl.pretraining.config import BaseConfig
 from marl.pretraining.corpus import Recorded, recorded, variants
 from marl.pretraining.fit import held_out_figures
 from tests.human_dialogues import CLASH, CLASH_AS_PARTNER, LOST, games_of, write
-from tests.marl.models import COMPACT_TEXTS, tiny_policy
+from tests.marl.models import COMPACT_TEXTS, hf_policy, tiny_policy
 
 GAMES = variants({"game": "dond", "style": "compact", "objective": 0.0}, {})
 
@@ -77,6 +77,17 @@ def test_dropout_acts_while_a_base_learns_and_not_after() -> None:
     assert torch.equal(again, first)
     assert not torch.allclose(first, plain) and not torch.allclose(first, second)
     assert torch.equal(policy.hidden(tokens), plain)
+
+
+def test_dropout_of_a_model_whose_layers_have_other_names_is_refused(tmp_path: Path) -> None:
+    policy, error = (
+        hf_policy(tmp_path, "gpt2"),
+        r"base\.dropout=0\.1: GPT2LMHeadModel has no layers named o_proj.*Set it to 0",
+    )
+    with pytest.raises(UserError, match=error), dropout(policy, 0.1, torch.Generator()):
+        pass
+    with dropout(policy, 0.0, torch.Generator()):
+        assert policy.hidden(torch.tensor([[1, 2]])).isfinite().all()
 
 
 def test_the_claim_loss_reads_tags_ends_and_claims_but_no_words() -> None:
