@@ -8,6 +8,7 @@ proposal claims what it planned. The partner reads its words alone.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -326,3 +327,12 @@ def thoughts_of(intent: Intent, drawn: Sequence[Draw]) -> str:
     """Returns what a transcript shows of a reply (`draws.shown`)."""
     own, partner = (" ".join(map(str, each)) for each in intent)
     return shown(f"{own} for me, {partner} for my partner", drawn)
+
+
+def intent_in(thoughts: str) -> Intent | None:
+    """Reads the intent that `thoughts_of` shows; None in any other thoughts."""
+    found = re.match(r"intent: (\d+) (\d+) (\d+) for me, (\d+) (\d+) (\d+) for my partner$", thoughts, re.MULTILINE)
+    if found is None:
+        return None
+    a, b, c, d, e, f = map(int, found.groups())
+    return Intent((a, b, c), (d, e, f))

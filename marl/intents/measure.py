@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +13,7 @@ from envs.dond.replies import MESSAGE, Proposal, parse_reply
 from envs.dond.rules import Triple, allocations, rest
 from envs.human_dond import HumanView, NotReplayable, replay
 from marl.decoding.engine import Engine
+from marl.intents.agent import intent_in
 from marl.intents.annotate import certain_split, named_items
 from marl.intents.corruptions import KINDS, Bigrams, Place
 from marl.intents.draws import draw_messages, words_of
@@ -99,11 +99,9 @@ def followed(episodes: Iterable[Episode], rng: np.random.Generator) -> Metrics:
     for episode in episodes:
         counts = context(episode).counts
         for turn in episode.turns:
-            told = re.match(r"intent: (\d+) (\d+) (\d+) for me, (\d+) (\d+) (\d+) for", turn.thoughts)
-            if turn.error or not told:
+            intent = intent_in(turn.thoughts)
+            if turn.error or intent is None:
                 continue
-            a, b, c, d, e, f = map(int, told.groups())
-            intent = Intent((a, b, c), (d, e, f))
             if turn.message:
                 messages.append(Controlled("", "", counts, intent, turn.message))
             elif isinstance(reply := parse_reply(turn.text, counts, proposal_pending=False, messages_sent=1), Proposal):

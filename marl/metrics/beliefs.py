@@ -62,8 +62,9 @@ def belief_table(episodes: Sequence[Episode], players: Collection[str] | None = 
     """
     rows: list[tuple[float, ...]] = []
     for game, episode in enumerate(episodes):
-        one = "counts" in episode.facts  # Deal or No Deal, where replies may be made of choices (format=structured)
-        choices = [] if one else sorted(turn.step for turn in episode.turns if turn.kind == TurnKind.CHOOSE)
+        choices = sorted(turn.step for turn in episode.turns if turn.kind == TurnKind.CHOOSE)
+        if "counts" in episode.facts:  # Deal or No Deal, where choices are parts of a reply (format=structured)
+            choices = []
         message_steps = sorted(turn.step for turn in episode.turns if turn.message)
         answers: dict[tuple[str, int, str], list[Belief]] = {}  # (listener, discussion, question) -> in order of time
         for belief in sorted(episode.beliefs, key=lambda b: b.step):

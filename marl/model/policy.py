@@ -129,14 +129,14 @@ class Policy(nn.Module):
 def longest_stream(config: PreTrainedConfig) -> int:
     """The longest stream that a model of this configuration can read, in tokens."""
     longest = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return min(int(1 << 30 if longest is None else longest), 1 << 30, _longrope(config))
+    return min(int(1 << 30 if longest is None else longest), 1 << 30, _longrope(config) or 1 << 30)
 
 
-def _longrope(config: PreTrainedConfig) -> int:
-    """Number of tokens beyond which longrope's positions change in a whole pass; 1 << 30 for other positions."""
+def _longrope(config: PreTrainedConfig) -> int | None:
+    """Number of tokens beyond which longrope's positions change in a whole pass; None for other positions."""
     written = config.get_text_config().to_json_string(use_diff=False)
     short = [int(size) for size in re.findall(r'"original_max_position_embeddings": (\d+)', written)]
-    return min(short, default=1 << 30) if re.search(r'"(rope_)?type": "longrope"', written) else 1 << 30
+    return min(short, default=None) if re.search(r'"(rope_)?type": "longrope"', written) else None
 
 
 def check_context(config: PreTrainedConfig, context: int, setting: str = "model.context") -> None:

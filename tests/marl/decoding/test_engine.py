@@ -18,6 +18,7 @@ from transformers import (
     LlamaForCausalLM,
     Mamba2Config,
     Mamba2ForCausalLM,
+    MambaConfig,
     MiniMaxConfig,
     MiniMaxForCausalLM,
     MistralConfig,
@@ -38,7 +39,7 @@ from marl.decoding.engine import Engine
 from marl.decoding.packing import groups_within
 from marl.decoding.probes import continues, size_of
 from marl.decoding.sampling import uniforms
-from marl.model.policy import Policy, half, pretrained
+from marl.model.policy import Policy, check_context, half, pretrained
 from tests.marl.models import (
     ARCHITECTURES,
     RECURRENT,
@@ -126,6 +127,8 @@ def test_positions_that_depend_on_who_shares_a_pass_are_refused() -> None:
         UserError, match=r"model\.context=33: with longrope, .* beyond 32 tokens, .* Set it to 32 at most"
     ):
         Engine(policy, 2, 33)
+    with pytest.raises(UserError, match="is more than the model can read"):
+        check_context(MambaConfig(), 1 << 31)  # no longrope, and no other limit either
 
 
 @pytest.mark.parametrize("name", ["tiny", "falcon_h1"])

@@ -17,7 +17,17 @@ from marl.algorithms.ppo import PPOConfig, player, train_ppo
 from marl.algorithms.training import Training
 from marl.common.errors import UserError
 from marl.common.files import write_json
-from marl.intents.agent import ACTION, PARTS, CiceroConfig, Parts, ToldAgent, told_agent
+from marl.intents.agent import (
+    ACTION,
+    PARTS,
+    CiceroConfig,
+    Parts,
+    ToldAgent,
+    intent_in,
+    thoughts_of,
+    told_agent,
+)
+from marl.intents.draws import Draw
 from marl.intents.measure import followed
 from marl.intents.streams import Intent, intent_text
 from marl.learning.batch import collate, rows_of
@@ -69,13 +79,6 @@ def folder_of(tmp_path: Path, arm: str = "both") -> Path:
     return tmp_path
 
 
-def planned(thoughts: str) -> Intent:
-    """The intent that a transcript shows."""
-    own, partner = thoughts.removeprefix("intent: ").removesuffix(" for my partner").split(" for me, ")
-    read = [tuple(map(int, claim.split())) for claim in (own, partner)]
-    return Intent(read[0], read[1])  # type: ignore[arg-type]
-
-
 def test_an_intent_stands_right_before_each_own_reply_and_nowhere_else() -> None:
     tokens = negotiator().tokens
     for episode in played():
@@ -83,7 +86,9 @@ def test_an_intent_stands_right_before_each_own_reply_and_nowhere_else() -> None
         assert own
         stream, other = episode.streams["player_0"], episode.streams["player_1"]
         for turn in own:
-            text = tokens.encode(intent_text(planned(turn.thoughts)))
+            intent = intent_in(turn.thoughts)
+            assert intent is not None
+            text = tokens.encode(intent_text(intent))
             before = slice(turn.start - 1 - len(text), turn.start - 1)  # the cue stands between
             assert stream.tokens[before] == text and {*stream.kinds[before]} == {Kind.QUESTION}
         assert tokens.decode(stream.tokens).count("me ") >= len(own)
@@ -189,3 +194,10 @@ def test_what_follows_intents_in_games_is_counted_item_by_item() -> None:
     assert found["intent/items"].mean == pytest.approx(2 / 3) and found["intent/items"].n == 2
     assert found["intent/stated"].mean == 0 and found["intent/claimed"].mean == 0.5
     assert followed([by_hand.deal_game()], np.random.default_rng(0)) == {}
+
+
+def test_intents_are_read_as_transcripts_show_them() -> None:
+    intent = Intent((0, 1, 3), (1, 0, 0))
+    draws = [Draw([], [], "hello", "repetition"), Draw([], [], "hi")]
+    assert intent_in(thoughts_of(intent, ())) == intent_in(thoughts_of(intent, draws)) == intent
+    assert intent_in("") is None
