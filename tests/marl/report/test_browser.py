@@ -91,10 +91,10 @@ def test_games_are_filtered_and_stand_side_by_side(page: Any, address: str) -> N
 def test_contents_stay_and_addresses_open_what_they_name(page: Any, address: str) -> None:
     page.goto(f"{address}#game-2")
     assert page.locator("#game-2 article").first.is_visible()
-    page.wait_for_function("document.querySelector('nav [aria-current]')?.hash === '#games'")
+    page.locator("nav [href='#games'][aria-current]").wait_for()
     assert 0 <= page.locator("nav.contents").bounding_box()["y"] < 60
     page.click("nav >> text=Training")
-    page.wait_for_function("document.querySelector('nav [aria-current]')?.hash === '#training'")
+    page.locator("nav [href='#training'][aria-current]").wait_for()
     heading, contents = page.locator("#training h2").bounding_box(), page.locator("nav.contents").bounding_box()
     assert 0 <= heading["y"] < 200
     assert heading["x"] > contents["x"] + contents["width"] or heading["y"] >= contents["y"] + contents["height"]
