@@ -66,6 +66,8 @@ NOT_RUN = {  # what a command begins with: why it is not run here
     "python -m experiments.studies.intents data.dond=DIR 'seeds=[0,1,2]'": "hours; the how-to's command is run",
     "python -m experiments.studies.intents data.dond=DIR env.objective=0": "minutes; the how-to's command is run",
     "python -m experiments.train ablation=full model.kind=hf": "minutes; tests/experiments/test_cicero.py runs a part",
+    "python -m experiments.studies.drift 'select=[plan_both-*]'": "minutes; "
+    "tests/experiments/test_cicero.py runs a part",
     "python -m experiments.studies.frontier data.dond=DIR objectives=[0]": "minutes; "
     "tests/experiments/studies/test_frontier.py runs a part",
     "make hostile": "minutes; tests/experiments/test_hostile.py runs a part",
