@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", WANDB_MODE="offline", TOKENIZERS_PARALLELISM="false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: two test processes share two cores
@@ -20,6 +21,15 @@ def session_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns the folder that the test processes of this session share."""
     own = tmp_path_factory.getbasetemp()
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless Chromium for each file of tests that opens pages; skips where there is none."""
+    from tests.chromium import chromium
+
+    with chromium() as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

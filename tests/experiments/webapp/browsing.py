@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -19,29 +18,12 @@ from experiments import web
 from tests.composing import configure
 
 ROOT = Path(__file__).resolve().parents[3]
-CHROMIUM = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
-)
 QUICK = (
     "games.among_us.env.max_steps=60", "games.among_us.env.cooldown=1", "games.among_us.env.messages_each=1",
     "games.dond.env.max_entries=6", "device=cpu", "requests=100000",
 )  # fmt: skip
 DESK, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 TOKENS = ("HF_HUB_OFFLINE=1", "OMP_NUM_THREADS=1")
-
-
-@contextmanager
-def chromium() -> Iterator[Any]:
-    """A headless Chromium. Skips where there is none."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install -e '.[dev]'")
-    if not CHROMIUM:
-        pytest.skip("needs a Chromium, as of Debian's package chromium")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        try:
-            yield browser
-        finally:
-            browser.close()
 
 
 @contextmanager

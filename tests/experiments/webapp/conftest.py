@@ -1,4 +1,4 @@
-"""A Chromium for each file of tests, and a page that notes what must not happen."""
+"""A page that notes what must not happen."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,13 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.experiments.webapp.browsing import DESK, chromium, visiting
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
+from tests.experiments.webapp.browsing import DESK, visiting
 
 
 @pytest.fixture(scope="module")

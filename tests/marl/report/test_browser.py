@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from shutil import which
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from marl.rollout.seeds import draw_games
 from tests.marl.episodes import meeting_game
 from tests.marl.report.test_page import make_among_us_run, make_run
 
-playwright = pytest.importorskip("playwright.sync_api")
 HOSTILE = "red </script><script>window.hit = 1</script><img src=x onerror='window.hit = 2'>"
 
 
@@ -33,17 +31,6 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     write_episodes(runs[1] / "episodes" / "trained.jsonl", games)
     build_report(runs, root / "report.html", "two arms")
     return (root / "report.html").as_uri()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    path = which("chromium")
-    if path is None:
-        pytest.skip("no chromium here")
-    with playwright.sync_playwright() as started:
-        chromium = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture(params=[1280, 390])
