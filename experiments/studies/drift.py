@@ -167,7 +167,9 @@ def subjects_of(run: Path, cfg: DictConfig) -> list[Subject]:
         **({"bf16": True} if cfg.bf16 else {}),
     }
     if told := told_in(config["algo"]):
-        settings["told"] = {"action": folder_digest(Path(told["intents"]) / ACTION), "settings": asdict(told["cicero"])}
+        action = folder_digest(Path(told["intents"]) / ACTION)
+        # followed: what was measured before there were such figures is measured again
+        settings["told"] = {"action": action, "settings": asdict(told["cicero"]), "followed": True}
     return [
         Subject(run, card["arm"], card["seeds"][0], config, stage, people, {"policy": stage.digest, **settings})
         for stage in stages_of(run, learners[0])

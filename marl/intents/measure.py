@@ -1,4 +1,5 @@
-"""Measures a dialogue model and the nonsense filter on human dialogues that nobody learned from."""
+"""Measures a dialogue model and the nonsense filter on human dialogues that nobody learned from, and in games how far
+players follow their intents."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.dond.replies import MESSAGE, Proposal, parse_reply
+from envs.dond.replies import MESSAGE
 from envs.dond.rules import Triple, allocations, rest
 from envs.human_dond import HumanView, NotReplayable, replay
 from marl.decoding.engine import Engine
@@ -21,8 +22,8 @@ from marl.intents.nonsense import Said, features
 from marl.intents.streams import Intent, grounded, said
 from marl.intents.training import in_arm
 from marl.learning.batch import Row
+from marl.metrics import negotiation
 from marl.metrics.drift import likelihood
-from marl.metrics.negotiation import context
 from marl.metrics.stats import Interval, Metrics, bootstrap_ratio, rate
 from marl.model.policy import Policy
 from marl.model.tokens import Tokens
@@ -97,15 +98,15 @@ def followed(episodes: Iterable[Episode], rng: np.random.Generator) -> Metrics:
     their proposals claim what was planned (`intent/claimed`). Empty without such players."""
     messages, claimed = [], []
     for episode in episodes:
-        counts = context(episode).counts
+        counts = negotiation.context(episode).counts
         for turn in episode.turns:
             intent = intent_in(turn.thoughts)
             if turn.error or intent is None:
                 continue
             if turn.message:
                 messages.append(Controlled("", "", counts, intent, turn.message))
-            elif isinstance(reply := parse_reply(turn.text, counts, proposal_pending=False, messages_sent=1), Proposal):
-                claimed.append(reply.claim == intent.own)
+            elif claim := negotiation.claim_in(turn.text, counts):
+                claimed.append(claim == intent.own)
     found = control(messages, rng) if messages else {}
     return {**found, "intent/claimed": rate(claimed)} if claimed else found
 

@@ -68,13 +68,18 @@ def talk_of(game: Episode | Mapping[str, Any], players: Iterable[str] | None = N
         elif not message and PROPOSE not in part(turn, "text"):  # silence
             continue
         elif not message:
-            parsed = parse_reply(part(turn, "text"), counts, proposal_pending=False, messages_sent=1)
-            assert isinstance(parsed, Proposal), turn  # the game accepted it
-            claim = parsed.claim
+            claim = claim_in(part(turn, "text"), counts)
+            assert claim is not None, turn  # the game accepted it
         lines.append(Line(AGENTS.index(part(turn, "agent")), message, claim))
     wanted = None if players is None else set(players)
     measured = tuple(i for i, agent in enumerate(AGENTS) if wanted is None or held[agent] in wanted)
     return Talk(counts, (tuple(first), tuple(second)), tuple(lines), measured)
+
+
+def claim_in(text: str, counts: Triple) -> Triple | None:
+    """The claim of an accepted reply; None if it is a message."""
+    parsed = parse_reply(text, counts, proposal_pending=False, messages_sent=1)
+    return parsed.claim if isinstance(parsed, Proposal) else None
 
 
 def human_talk(view: HumanView) -> Talk:
