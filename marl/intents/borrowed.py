@@ -105,10 +105,9 @@ def in_lessons(
             return grounded(steps, arm, [intent.renamed(order) for intent in own])
         before = sum(step[0] == "reply" for step in steps) - 2  # the last two are the lesson: a message and a proposal
         own = [*own[:before], *[lessons[view.index]] * 2]
-        told, replies = grounded(steps, arm, [intent.renamed(order) for intent in own]), 0
-        for number, step in enumerate(told):
-            if step[0] == "reply" and (replies := replies + 1) <= before:
-                told[number] = ("given", step[1])
+        told = grounded(steps, arm, [intent.renamed(order) for intent in own])
+        for number in [number for number, step in enumerate(told) if step[0] == "reply"][:-2]:
+            told[number] = ("given", told[number][1])
         return told
 
     return {"refuse": lambda view: "" if view.index in intents else "no intent", "cut": cut, "add": add}

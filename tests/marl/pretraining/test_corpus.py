@@ -9,19 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import GptOssConfig, GptOssForCausalLM
 
 from envs.dond.rules import Context, in_test
 from marl.common.errors import UserError
 from marl.learning.batch import collate
 from marl.losses import Outputs
 from marl.losses.claim import ClaimLoss
-from marl.model.policy import dropout
+from marl.model.policy import Policy, dropout
 from marl.model.tokens import PAD, Tokens, train_tokenizer
 from marl.pretraining.config import BaseConfig
 from marl.pretraining.corpus import Recorded, recorded, variants
 from marl.pretraining.fit import held_out_figures
 from tests.human_dialogues import CLASH, CLASH_AS_PARTNER, LOST, games_of, write
-from tests.marl.models import COMPACT_TEXTS, hf_policy, tiny_policy
+from tests.marl.models import COMPACT_TEXTS, hf_policy, small_tokens, tiny_policy
 
 GAMES = variants({"game": "dond", "style": "compact", "objective": 0.0}, {})
 
@@ -80,14 +81,24 @@ def test_dropout_acts_while_a_base_learns_and_not_after() -> None:
 
 
 def test_dropout_of_a_model_whose_layers_have_other_names_is_refused(tmp_path: Path) -> None:
-    policy, error = (
-        hf_policy(tmp_path, "gpt2"),
-        r"base\.dropout=0\.1: GPT2LMHeadModel has no layers named o_proj.*Set it to 0",
-    )
+    policy = hf_policy(tmp_path, "gpt2")
+    error = r"base\.dropout=0\.1: GPT2LMHeadModel has no layers named o_proj.*Set it to 0"
     with pytest.raises(UserError, match=error), dropout(policy, 0.1, torch.Generator()):
         pass
     with dropout(policy, 0.0, torch.Generator()):
         assert policy.hidden(torch.tensor([[1, 2]])).isfinite().all()
+
+
+def test_dropout_acts_on_experts_who_answer_with_their_scores() -> None:
+    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
+             "head_dim": 8, "num_key_value_heads": 2, "num_local_experts": 2, "num_experts_per_tok": 1}  # fmt: skip
+    tokens = small_tokens()
+    policy = Policy(GptOssForCausalLM(GptOssConfig(**shape, vocab_size=tokens.size)).eval(), tokens)
+    ids = torch.tensor([[3, 4, 5]])
+    plain = policy.hidden(ids)
+    with dropout(policy, 0.5, torch.Generator().manual_seed(0)):
+        assert not torch.allclose(policy.hidden(ids), plain)
+    assert torch.equal(policy.hidden(ids), plain)
 
 
 def test_the_claim_loss_reads_tags_ends_and_claims_but_no_words() -> None:
