@@ -44,9 +44,13 @@ from marl.rollout.games import env_maker
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import Game, draw_games
 
-HINTS = {  # how to answer, by game
+HINTS = {  # how to answer, by game or by its format
     "dond": (
         "Write [message] and your words, or [propose] and what you claim, as in: [propose] (1 books, 0 hats, 2 balls)"
+    ),
+    "structured": (
+        "Choose by the number of an option, or by its words. Where there are none, write your message: plain words, "
+        "without tags."
     ),
     "diplomacy": (
         "Choose by the number of an option, or by its words. Where there are none, write your message: only the power "
@@ -60,7 +64,8 @@ HINTS = {  # how to answer, by game
 
 
 class Person:
-    """Reads from the terminal. A reply without its end marker gets one; an option may be given by its number."""
+    """Reads from the terminal. A reply without its end marker gets one; an option that is not a count may be given by
+    its number."""
 
     def __init__(self) -> None:
         self.begin()
@@ -77,12 +82,13 @@ class Person:
 
     def reply(self, text: str, options: Sequence[str] = ()) -> str:
         self.observe(text)
+        numbered = not all(option.isdecimal() for option in options)
         for number, option in enumerate(options, start=1):
-            say(f"  {number}) {option}")
+            say(f"  {number}) {option}" if numbered else f"  {option}")
         asked = time.monotonic()
         said = input("you> ").strip()
         self.seconds.append(round(time.monotonic() - asked, 1))
-        if options and said.isdecimal() and 1 <= int(said) <= len(options):
+        if numbered and said.isdecimal() and 1 <= int(said) <= len(options):
             said = options[int(said) - 1]
         elif not options and END not in said:
             said = f"{said} {END}"
@@ -123,7 +129,8 @@ def main(cfg: DictConfig) -> None:
 
     played: list[Transcript] = []
     about: dict[str, Any] = {}
-    say(HINTS.get(parts.env["game"], "Choose by the number of an option; where there are none, write."))
+    game_or_format = next((key for key in (parts.env.get("format"), parts.env["game"]) if key in HINTS), "")
+    say(HINTS.get(game_or_format, "Choose by the number of an option; where there are none, write."))
     say(f"seed={cfg.seed} deals the same again.")
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # a key that types no UTF-8 is no reason to end a game

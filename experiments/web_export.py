@@ -200,7 +200,7 @@ def game_rows(db: sqlite3.Connection, studies: Mapping[int, Study], kind: str) -
         result = json.loads(kept) if kept else {}
         values = {name: result.get(name, "") for name in ("how", *METRICS)}
         if "winner" in result:
-            values["won"] = bool(result["score"])
+            values["won"] = result["winner"] is not None and bool(result["score"])
         values["seconds"] = round(sum(result["seconds"]), 1) if "seconds" in result else ""
         pay = studies[version].pay_in(part).of(result)
         rows.append(GameRow(code, number, version, part, condition, opponent, kind, state, pay=pay, **values))

@@ -29,7 +29,7 @@ from experiments.webapp.store import Record, Store, new_record
 from experiments.webapp.study_pages import StudyPages, wrong_of
 from experiments.webapp.table import LONGEST, reply_of, table_view
 from marl.common.errors import UserError
-from marl.report.html import TEMPLATES, templates
+from marl.report.html import TEMPLATES, report_script, templates
 
 WAIT = 20.0  # seconds after which a page that waits for news asks again
 SHOWN = 100  # recorded games on a page
@@ -54,7 +54,10 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 PICTURE = "default-src 'none'; style-src 'unsafe-inline'"
-REPORT = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; frame-ancestors 'none'"
+REPORT = (
+    f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{report_script()[1]}'; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
 Answer = Awaitable[Response]
 
 

@@ -62,8 +62,7 @@ class GamePage(HTMLParser):
         elif where == "news":
             self.heard.append(self._text.strip())
         elif where == "bubble" and not self._who.startswith("You"):
-            said = self._text.strip()
-            self.heard.append(f"Partner: {said}" if self._who == "Partner" else f'{self._who} says: "{said}"')
+            self.heard.append(heard_line(self._who, self._text.strip()))
 
     def handle_data(self, data: str) -> None:
         self._text += data
@@ -134,6 +133,13 @@ class Robot:
 
     def _post(self, path: str, **fields: str) -> httpx2.Response:
         return checked(self.client.post(path, data=fields))
+
+
+def heard_line(who: str, said: str) -> str:
+    """A message as its game tells it: to a partner, to a power of Diplomacy, or to all in Among Us."""
+    if who == "Partner":
+        return f"Partner: {said}"
+    return f"{who} to you: {said}" if who.isupper() else f'{who} says: "{said}"'
 
 
 def checked(response: httpx2.Response) -> httpx2.Response:

@@ -20,7 +20,7 @@ PARTNER = re.compile(r"Partner: (.*)")
 SAYS = re.compile(r'(\w+) says: "(.*)"')
 WRITES = re.compile(r"([A-Z]+) to you: (.*)")
 CLAIM = re.compile(r"\((\d+) books, (\d+) hats, (\d+) balls\)")
-POINTS = re.compile(r"a deal\. You get (\S+) points, your partner gets (\S+)\.")
+POINTS = re.compile(r"^The game is over: a deal\. You get (\S+) points, your partner gets (\S+)\.$", re.M)
 GOAL = re.compile(r"^Your goal: .*", re.M)
 WORDS = re.compile(r"messages? each of at most (\d+) words")
 MOVES = {f"go {name}": step for name, step in DIRECTIONS.items()}
@@ -44,7 +44,7 @@ BOARD: View = {  # what a board may have
 def table_view(sight: Sight) -> View:
     """The rules, what happened line by line, the board, and what can be done now."""
     seen = [text for kind, text in sight.entries if kind == "seen"]
-    rules, *news = seen or [""]
+    rules = seen[0] if seen else ""
     lines: list[View] = []
     if sight.game == "among_us":  # the first text ends in what is seen at the start
         rules, _, now = rules.rstrip("\n").rpartition("\n")
@@ -69,6 +69,7 @@ def table_view(sight: Sight) -> View:
                 lines.append(heard(line))
                 if lines[-1]["kind"] == "error" and len(lines) > 1:
                     lines[-2]["refused"] = True  # the reply before it
+    news = [line["text"] for line in lines if line["kind"] == "news"]  # what nobody said
     words = WORDS.search(rules)
     talked = any(line["kind"] in ("heard", "own") and not line.get("refused") for line in lines)
     return {

@@ -99,7 +99,7 @@ def runs_with_games(runs: Path) -> list[str]:
 def study_of(folder: Path) -> str:
     """The study whose server keeps its games in this folder; empty if none does."""
     path = folder / "games.sqlite"
-    if not path.is_file():
+    if not os.path.isfile(path):  # Path.is_file raises where a name is too long
         return ""
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:

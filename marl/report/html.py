@@ -1,5 +1,7 @@
 """The templates of pages, and one game as a page of its own for notebooks. All text is escaped."""
 
+from base64 import b64encode
+from hashlib import sha256
 from html import escape
 from pathlib import Path
 
@@ -15,6 +17,12 @@ def templates(*folders: Path) -> Environment:
     """Makes the template engine. It searches these folders, then the report's own."""
     loader = FileSystemLoader([*folders, TEMPLATES])
     return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+
+
+def report_script() -> tuple[str, str]:
+    """Returns the script of reports, and its SHA-256 in base64, by which a content security policy allows it."""
+    script = (TEMPLATES / "report.js").read_text(encoding="utf-8")
+    return script, b64encode(sha256(script.encode()).digest()).decode()
 
 
 def episode_html(transcript: Transcript) -> str:

@@ -4,9 +4,7 @@ The page is templates/report.html. It is self-contained, the template engine esc
 browser is told to run no script but templates/report.js, which filters games. All is readable without scripts.
 """
 
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from marl.metrics.tables import ablation_table
 from marl.metrics.wording import ENDS, headline
 from marl.report.figures import arm_colours, belief_panels, floor_of, mean_entries, profile_panel, training_panels
 from marl.report.games import shown_games, speakers
-from marl.report.html import TEMPLATES, templates
+from marl.report.html import report_script, templates
 from marl.report.prose import comparisons, costs, endings, findings, mixed, own_ends, what_was_run
 from marl.report.runs import Run, arm_label, arm_runs, read
 from marl.report.tables import columns_of, other_metrics, over_seeds, table_rows
@@ -78,7 +76,7 @@ def page_of(runs: Sequence[Run], title: str) -> str:
     measured = [name for found in columns.values() for name in found]
     first_rows = list(dict.fromkeys(name for game in games for name in headline(game, measured)))
     shown = shown_games(runs)
-    script = (TEMPLATES / "report.js").read_text(encoding="utf-8")
+    script, script_digest = report_script()
     ends = ENDS if games == ["among_us"] else own_ends(columns)
     return (
         templates()
@@ -105,7 +103,7 @@ def page_of(runs: Sequence[Run], title: str) -> str:
             players=[(name, name) for name in dict.fromkeys(play["condition"] for game in shown for play in game)],
             endings_shown=[(end, end) for end in sorted({play["ending"] for game in shown for play in game})],
             script=Markup(script),
-            script_digest=b64encode(sha256(script.encode()).digest()).decode(),
+            script_digest=script_digest,
             cards=[run_card(run) for run in runs],
         )
     )

@@ -98,6 +98,20 @@ def test_a_deal_is_negotiated(
     assert first["error"]  # it had no tag, and was asked for again
 
 
+def test_counts_are_typed_as_they_are(
+    typing: Callable[[Iterator[str]], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In format=structured a claim of 1 is 1, and not the first of the counts, which is 0; nothing else is hinted."""
+    typing(iter(["1"]))
+    person = Person()
+    assert person.reply("How many hats do you claim?", ("0", "1", "2")) == "1"
+    shown = capsys.readouterr().out
+    assert ") 0" not in shown and all(f"  {count}\n" in shown for count in "012")
+    typing(iter(["hello"] * 60))
+    play.main(configure("play", "opponent=scripted", "env.format=structured", "env.max_entries=4", f"out={tmp_path}"))
+    assert "[propose]" not in capsys.readouterr().out
+
+
 def test_an_unfinished_game_is_kept(typing: Callable[[Iterator[str]], None], tmp_path: Path) -> None:
     typing(iter(["1", "1"]))
     play.main(configure("play", "env=among_us", "opponent=random", f"out={tmp_path}"))

@@ -62,7 +62,8 @@ async function send(event) {
     await new Promise((later) => setTimeout(later, 1000));
   }
   away.hidden = true;
-  if (answer.ok || answer.status === 400) show(await answer.text(), answer.ok);
+  if (answer.redirected) location.reload(); // the token is asked for again
+  else if (answer.ok || answer.status === 400) show(await answer.text(), answer.ok);
   else { alert(await answer.text()); location.reload(); }
 }
 
@@ -80,7 +81,17 @@ function wait(version) {
   };
 }
 
-if (table) prepare();
+// The second half of a double click, or a key that is held, was meant for what stood there before.
+function stray(event) {
+  const chooses = event.target.closest("a, button:not([type])");
+  if (chooses && (event.type === "click" ? event.detail === 2 : event.repeat && event.key === "Enter")) event.preventDefault();
+}
+
+if (table) {
+  table.addEventListener("click", stray);
+  table.addEventListener("keydown", stray);
+  prepare();
+}
 
 const again = document.getElementById("again"); // a place in the queue
 if (again) setTimeout(() => again.requestSubmit(), 4000);

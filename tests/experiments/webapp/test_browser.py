@@ -228,6 +228,36 @@ def test_a_first_reply(opened: Any) -> None:
     assert fits(opened)
 
 
+def test_a_double_click_and_a_held_key_count_once(opened: Any, seeded: Callable[[int], None]) -> None:
+    """Though the next choice stands at the same place by then. Two clicks one after the other are two."""
+    seeded(SEEDS["crewmate"])
+    begin(opened, "among_us", "careful", "crewmate")
+
+    def twice(press: Callable[[int], None]) -> int:
+        """How many moves come of it."""
+        opened.wait_for_selector("#now button[value=wait]")
+        own = opened.locator(".log .turn.right").count()
+        for number in (1, 2):
+            before = version(opened)
+            press(number)
+            if number == 1:
+                changed(opened, before)
+                opened.wait_for_selector("#now button[value=wait]")
+        opened.wait_for_timeout(500)
+        return int(opened.locator(".log .turn.right").count()) - own
+
+    def click(number: int) -> None:
+        opened.locator("#now button[value=wait]").hover()
+        opened.mouse.down(click_count=number)
+        opened.mouse.up(click_count=number)
+
+    assert twice(click) == 1
+    assert twice(lambda number: click(1)) == 2
+    opened.locator("#now button[value=wait]").focus()
+    assert twice(lambda number: opened.keyboard.down("Enter")) == 1
+    opened.keyboard.up("Enter")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("opened", [DESK, PHONE], indirect=True, ids=["desk", "phone"])
 @pytest.mark.parametrize(("game", "seat"), [("dond", "any"), ("among_us", "crewmate"), ("among_us", "imposter")])
@@ -292,6 +322,24 @@ def tab_to(page: Any, there: Any, most: int = 60) -> None:
             return
         page.keyboard.press("Tab")
     raise AssertionError(page.evaluate("document.activeElement.outerHTML"))
+
+
+def test_whoever_has_to_give_the_token_again_gets_its_page(browser: Any, runs: Path) -> None:
+    with (
+        served(runs / "with-token", "token=open-sesame") as address,
+        visiting(browser, address, DESK) as page,
+    ):
+        page.goto("/play")
+        page.locator("input[name=token]").fill("open-sesame")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/play")
+        begin(page, "dond", "scripted", "player_0")
+        page.wait_for_selector("#text")
+        page.context.clear_cookies()  # as after a start with another token
+        page.locator("#text").fill("Hello")
+        page.get_by_role("button", name="Send").click()
+        page.wait_for_url("**/enter")
+        assert page.locator("header").count() == 1
 
 
 def test_two_people_at_once_see_their_own_games(browser: Any, address: str) -> None:

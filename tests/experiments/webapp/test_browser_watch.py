@@ -14,11 +14,13 @@ pytest.importorskip("starlette")
 
 from envs.dond.rules import ITEMS
 from marl.common.files import write_text
+from marl.report.page import build_report
 from marl.report.transcripts import episode_to_json, write_transcripts
 from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import Game
 from tests.experiments.webapp.browsing import DESK, PHONE, check_axe, fits, served
+from tests.marl.report.test_page import make_run
 
 HOSTILE = "<img src=x onerror='window.hurt=1'><script>window.hurt=1</script>"
 SAID = {"full": (HOSTILE, "Redmond bored me"), "game_only": ("I saw RED.", "and then nothing")}  # in Among Us
@@ -249,6 +251,23 @@ def test_curves_grow_in_an_open_page(opened: Any, runs: Path) -> None:
     assert opened.evaluate("window.stayed") and fits(opened)
     opened.goto("/runs")
     assert "7" in opened.locator("tr", has_text=run.name).locator(".head").inner_text() and fits(opened)
+
+
+def test_a_report_filters_its_games_here_too(opened: Any, runs: Path) -> None:
+    """Its own script runs as in the file, and no other: the browser holds back nothing of a report of this version."""
+    run = make_run(runs / "reported")
+    build_report([run], run / "report.html", "reported")
+    held_back: list[str] = []
+    opened.on("console", lambda message: held_back.append(message.text))
+    opened.goto(f"/runs/{run.name}/report")
+    filtered = "form.filter output:has-text('games')"
+    opened.wait_for_selector(filtered)
+    assert opened.locator("form.filter").is_visible() and held_back == []
+    page = (run / "report.html").read_text().replace("</main>", "<script>window.hurt = 1</script></main>")
+    (run / "report.html").write_text(page.replace("http-equiv", "data-was"))  # as somebody else may write it
+    opened.goto(f"/runs/{run.name}/report")
+    opened.wait_for_selector(filtered)
+    assert opened.evaluate("window.hurt") is None
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from experiments import benchmark, train, web, web_export, web_simulate
 from experiments.webapp.store import TABLES, Store
 from experiments.webapp.study import Pay, pick, read_study
 from marl.agents.base import Agent
+from marl.agents.scripted import diplomacy
 from marl.agents.scripted.dond import make_player
 from marl.agents.text import TextAgent
 from marl.common.errors import UserError
@@ -551,6 +553,42 @@ def test_programs_play_among_us_too(tmp_path: Path, capsys: pytest.CaptureFixtur
     for game in games:
         assert float(game["score"]) == (game["won"] == "True")
         assert float(game["pay"]) == pytest.approx(0.1 + 0.2 * (game["won"] == "True"))
+
+
+def test_programs_play_diplomacy_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They read what is written to them; a share of the centres when the years are over is no won game."""
+    pytest.importorskip("diplomacy", reason="needs pip install -e '.[diplomacy]'")
+    quick = {"years": 1, "press": "private", "win_centres": 7}
+    conditions = {"careful": {"opponent": "careful"}}
+    written(tmp_path, parts={"one": {"game": "diplomacy", "env": quick, "conditions": conditions}})
+    settings = (f"runs={tmp_path}", f"study={tmp_path}/small.yaml")
+    told: list[str] = []
+
+    def make_player(name: str, seed: int, role: str) -> Any:
+        player = diplomacy.make_player(name, seed, role)
+
+        def reply(text: str, options: tuple[str, ...]) -> str:
+            told.append(text)
+            return player.reply(text, options)
+
+        return SimpleNamespace(reply=reply)
+
+    monkeypatch.setattr(web_simulate, "scripts_module", lambda game: SimpleNamespace(make_player=make_player))
+    web_simulate.main(configure("web_simulate", *settings, "plays=2", "people=1", "player=careful", "device=cpu"))
+    export = web_export.main(configure("web_export", *settings, "simulated=true"))
+    games, read = rows(export / "simulated_games.csv"), "".join(told)
+    heard = []
+    for game in read_episodes(export / "simulated_games.jsonl"):
+        powers = game["facts"]["powers"]
+        own = next(powers[agent] for agent, name in game["players"].items() if name == "simulated")
+        addressee = ""
+        for turn in game["turns"]:
+            if turn["message"] and addressee == own:
+                heard.append(f"{powers[turn['agent']]} to you: {turn['message']}\n")
+            addressee = turn["text"]
+    assert heard and all(line in read for line in heard), (heard, read)
+    assert all(0 < float(game["score"]) < 1 and game["how"] == "years" for game in games)
+    assert {game["won"] for game in games} == {"False"}
 
 
 @pytest.mark.slow

@@ -262,6 +262,7 @@ def test_too_much_is_refused(tmp_path: Path) -> None:
             "/watch/../x/1",
             "/watch/web/..%2f..%2fx/1",
             "/watch/.hidden/x.jsonl/1",
+            f"/watch/{'x' * 300}/x.jsonl/1",
             "/runs/x",
             "/runs/x/report",
         ):
