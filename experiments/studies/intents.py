@@ -48,9 +48,8 @@ from marl.intents.streams import ARMS, TOLD, Intent
 from marl.intents.talker import UNFINISHED
 from marl.intents.training import MIXED, NO_LESSONS, action_model, annotated, dialogue_model, unvaried
 from marl.metrics.drift import likelihood, retold
-from marl.metrics.stats import Interval, Metrics, bootstrap_mean, bootstrap_ratio, rate, seed_mean
-from marl.metrics.tables import TableRow, read_table, write_csv, write_table
-from marl.metrics.wording import bounds
+from marl.metrics.stats import Interval, Metrics, bootstrap_mean, bootstrap_ratio, rate
+from marl.metrics.tables import TableRow, over_seeds, read_table, write_csv, write_table
 from marl.model.policy import Policy
 from marl.report.figures import HALF, PAPER, save_figure, style_axes
 from marl.report.transcripts import write_episodes
@@ -473,10 +472,9 @@ def figures_of(games: Sequence[Mapping[str, Any]]) -> Metrics:
 
 # --- Tables and figure ------------------------------------------------------------------------------------------------
 def table_row(arm: str, metric: str, seeds: Sequence[Interval]) -> TableRow:
-    """One line: of one seed its own interval, of several Student's t over their means."""
-    total = sum(each.n for each in seeds)
-    each = (seeds[0] if len(seeds) == 1 else seed_mean([one.mean for one in seeds])).within(*bounds(metric))
-    return TableRow(arm, metric, each.mean, each.low, each.high, len(seeds), total)
+    """One line, with the interval of `over_seeds`."""
+    each = over_seeds(metric, seeds)
+    return TableRow(arm, metric, each.mean, each.low, each.high, len(seeds), sum(one.n for one in seeds))
 
 
 def label(row: TableRow) -> str:
