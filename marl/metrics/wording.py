@@ -139,6 +139,7 @@ ARMS = {
     "listening_only": "L", "speaking_only": "S", "listening_speaking": "L+S", "game_only": "RL", "no_listening": "RL+S",
     "no_speaking": "RL+L", "full": "RL+L+S", "mute": "mute",
 }  # fmt: skip
+MUTE = ARMS["mute"]
 
 
 PUBLISHED = ("among_us", "diplomacy")  # games whose arms have these names
