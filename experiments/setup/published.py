@@ -12,7 +12,7 @@ from marl.common.errors import UserError
 from marl.common.files import csv_rows, parsed_json, read_text, reading
 from marl.metrics.compute import PASSES
 from marl.metrics.tables import curve_lines, interval_of
-from marl.metrics.wording import arm_name, shown_in
+from marl.metrics.wording import MUTE, arm_name, shown_in
 from marl.report.games import Form, Speaker
 from marl.report.runs import TRAINED, Run
 from marl.storage.folder import ELSEWHERE
@@ -85,8 +85,8 @@ def read_curves(path: Path) -> list[Run]:
 def earlier_runs(folder: Path, ending: str, new: Sequence[Run]) -> list[Run]:
     """Reads the runs of a published table, whose files end in `ending`, to publish them with new ones of the same game.
 
-    Settings are those of a new run, of the same arm where there is one. Transcripts and single games are not kept.
-    UserError if it is no such folder, or its runs cannot stand beside the new ones.
+    Settings are those of a new run, of the same arm where there is one, else of one that may speak as well. Transcripts
+    and single games are not kept. UserError if it is no such folder, or its runs cannot stand beside the new ones.
     """
     files = {name: folder / f"{name}{ending}.csv.gz" for name in ("per_seed", "curves", "belief_by_message", "forms")}
     for path in (*files.values(), folder / CARDS):
@@ -155,9 +155,13 @@ def _filled(
             f"earlier={run.folder}: {CARDS} has {len(found)} lines with the arm, seed and figures of {run.arm} seed "
             f"{run.seed}, instead of one. Name another folder."
         )
-    config = next((each.config for each in new if each.arm == run.arm), new[0].config)
-    config = {**config, "algo": {**(config.get("algo") or {}), **run.config["algo"]}}
-    evaluation = {"about": new[0].evaluation.get("about", {}), "conditions": {}, "belief_by_message": {}}
+    as_mute = [each for each in new if (each.arm == MUTE) == (run.arm == MUTE)]
+    like = next((each for each in as_mute if each.arm == run.arm), (as_mute or new)[0])
+    config = {**like.config, "algo": {**(like.config.get("algo") or {}), **run.config["algo"]}}
+    about = like.evaluation.get("about", {})
+    if not as_mute:  # its games, in which all or none may speak, are none of the new runs'
+        about = {**about, "arm": MUTE if run.arm == MUTE else ""}
+    evaluation = {"about": about, "conditions": {}, "belief_by_message": {}}
     return replace(run, folder=run.folder / found[0]["run"], config=config, card=found[0], evaluation=evaluation)
 
 

@@ -35,9 +35,10 @@ from marl.common.errors import UserError, check_count
 from marl.common.files import digest, read_json, write_json
 from marl.intents.agent import ACTION, DIALOGUE, CiceroConfig, Parts
 from marl.intents.among_us import SKIP, Intent, accused_outright, mentioned
-from marl.intents.among_us_agent import TableAgent
+from marl.intents.among_us_agent import FACTS, GIVEAWAY, TableAgent
 from marl.intents.among_us_training import action_model, dialogue_model, intents_of, say_under, scripted_games
 from marl.intents.among_us_votes import Annotated, annotate
+from marl.intents.filters import CORRESPONDENCE, REPETITION, VALUE
 from marl.intents.training import kept_policy
 from marl.metrics.stats import Interval, bootstrap_mean, paired_difference, rate, seed_mean
 from marl.metrics.tables import TableRow, read_table, write_csv, write_table
@@ -237,6 +238,13 @@ def switched(cicero: CiceroConfig, off: Mapping[str, Any], silent: Mapping[str, 
     return replace(cicero, **off, among_us=replace(cicero.among_us, **silent))
 
 
+def filters_of(arm: str) -> list[str]:
+    """The filters that are on in an arm."""
+    role, _, off, silent = ARMS[arm]
+    shared = [] if off else [REPETITION, CORRESPONDENCE, VALUE]
+    return shared + ([] if silent or role == CREW else [FACTS, GIVEAWAY])
+
+
 def play(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Figures:
     """The same games with the model alone, and with a crew or an imposter that plans."""
     found: Figures = {}
@@ -258,7 +266,7 @@ def play(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Figur
         counts = kept_["counts"]
         lines += [[made.seed, arm, key, counts[key]] for key in sorted(counts)]
         if counts.get("drawn"):
-            found |= {(arm, f"{REFUSED}{key}"): each for key, each in refused(counts).items()}
+            found |= {(arm, f"{REFUSED}{key}"): each for key, each in refused(counts, filters_of(arm)).items()}
     for arm, other in PAIRS:
         size = min(len(won[arm]), len(won[other]))
         gain = paired_difference(won[arm][:size], won[other][:size], rng=np.random.default_rng(0))

@@ -40,15 +40,16 @@ from marl.intents.agent import ACTION, DIALOGUE, NONSENSE, CiceroAgent, CiceroCo
 from marl.intents.annotate import correspondence, named_items
 from marl.intents.borrowed import Lessons
 from marl.intents.corruptions import KINDS, Bigrams
+from marl.intents.filters import ORDER
 from marl.intents.measure import control, controlled, human_perplexity, perplexity, read_messages, spoiled, spoken
 from marl.intents.nonsense import Ensemble, train
 from marl.intents.standin import write_scripted
 from marl.intents.streams import ARMS, TOLD, Intent
+from marl.intents.talker import UNFINISHED
 from marl.intents.training import MIXED, NO_LESSONS, action_model, annotated, dialogue_model, unvaried
 from marl.metrics.drift import likelihood, retold
-from marl.metrics.stats import Interval, Metrics, bootstrap_mean, bootstrap_ratio, rate, seed_mean
-from marl.metrics.tables import TableRow, read_table, write_csv, write_table
-from marl.metrics.wording import bounds
+from marl.metrics.stats import Interval, Metrics, bootstrap_mean, bootstrap_ratio, rate
+from marl.metrics.tables import TableRow, over_seeds, read_table, write_csv, write_table
 from marl.model.policy import Policy
 from marl.report.figures import HALF, PAPER, save_figure, style_axes
 from marl.report.transcripts import write_episodes
@@ -385,7 +386,8 @@ def play(made: Made, ensemble: Ensemble, cfg: DictConfig, spec: PlaySpec, place:
             counts = sorted(about["counts"].items())
             refusals += [[made.seed, arm + end, key, count] for key, count in counts]
             if about["counts"].get("drawn"):
-                found |= {(arm + end, f"{REFUSED}{key}"): each for key, each in refused(about["counts"]).items()}
+                on = [name for name in ORDER if ABLATIONS[arm].get(name)]
+                found |= {(arm + end, f"{REFUSED}{key}"): each for key, each in refused(about["counts"], on).items()}
             scores[arm] = np.array([game["score"] for game in about["games"]])
         for arm in (*ABLATIONS,):
             if arm != "intents":
@@ -423,9 +425,11 @@ def counts_of(agent: Agent) -> dict[str, int]:
     return dict(agent.counts) if isinstance(agent, CiceroAgent) else {}
 
 
-def refused(counts: Mapping[str, int]) -> dict[str, Interval]:
-    """The share of drawn messages that each filter refused."""
-    names = {key.removeprefix("refused/"): count for key, count in counts.items() if key.startswith("refused/")}
+def refused(counts: Mapping[str, int], filters: Sequence[str] = ()) -> dict[str, Interval]:
+    """The share of drawn messages that each filter refused, and that did not end: also where it is 0, so that means
+    over seeds count it. `filters`: those that were on."""
+    names = dict.fromkeys((UNFINISHED, *filters), 0)
+    names |= {key.removeprefix("refused/"): count for key, count in counts.items() if key.startswith("refused/")}
     return {name: rate([True] * count + [False] * (counts["drawn"] - count)) for name, count in names.items()}
 
 
@@ -468,10 +472,9 @@ def figures_of(games: Sequence[Mapping[str, Any]]) -> Metrics:
 
 # --- Tables and figure ------------------------------------------------------------------------------------------------
 def table_row(arm: str, metric: str, seeds: Sequence[Interval]) -> TableRow:
-    """One line: of one seed its own interval, of several Student's t over their means."""
-    total = sum(each.n for each in seeds)
-    each = (seeds[0] if len(seeds) == 1 else seed_mean([one.mean for one in seeds])).within(*bounds(metric))
-    return TableRow(arm, metric, each.mean, each.low, each.high, len(seeds), total)
+    """One line, with the interval of `over_seeds`."""
+    each = over_seeds(metric, seeds)
+    return TableRow(arm, metric, each.mean, each.low, each.high, len(seeds), sum(one.n for one in seeds))
 
 
 def label(row: TableRow) -> str:

@@ -41,6 +41,7 @@ from marl.common.files import digest, read_json, write_json
 from marl.decoding.engine import Engine
 from marl.intents.agent import ACTION, DIALOGUE, Parts
 from marl.intents.draws import draw_messages
+from marl.intents.filters import CORRESPONDENCE, REPETITION
 from marl.intents.orders import OrderReader
 from marl.intents.press import Intent, Phase, Said, stated
 from marl.intents.press_agent import PressAgent
@@ -329,7 +330,8 @@ def play(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> tuple
             figures |= {(arm, f"{key}{end}"): Interval.from_json(each) for key, each in about["press"].items()}
             if arm == TALKS:
                 counts += [[made.seed, six, key, count] for key, count in sorted(about["counts"].items())]
-                figures |= {(arm, f"filter/refused/{k}{end}"): each for k, each in refused(about["counts"]).items()}
+                shares = refused(about["counts"], [REPETITION, CORRESPONDENCE]) if about["counts"].get("drawn") else {}
+                figures |= {(arm, f"filter/refused/{name}{end}"): each for name, each in shares.items()}
         for other in (MUTE, BASE):
             gain = bootstrap_mean(scores[TALKS] - scores[other], rng=np.random.default_rng(0))
             figures[f"{TALKS} - {other}", metric] = gain

@@ -23,6 +23,7 @@ from marl.metrics.stats import (
 from marl.metrics.wording import bounds
 
 Line = TypeVar("Line")
+ROUNDING = 1e-9  # figures that differ by less are the same
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,9 @@ def _row(arm: str, metric: str, found: Interval, seeds: int, games: int) -> Tabl
 
 # --- Arms over seeds --------------------------------------------------------------------------------------------------
 def ablation_table(runs: Sequence[ArmRun], metrics: Sequence[str] | None = None) -> list[TableRow]:
-    """One row for each arm and metric, in order of first appearance.
+    """One row for each arm and metric, in order of first appearance; intervals are those of `over_seeds`.
 
-    Several seeds: `seed_mean`, cut to the metric's `bounds`; where all seeds have the same share, Wilson's interval
-    over all games, unless no game differs (chances that follow from the rules). One seed: the run's interval over
-    games. Raises ValueError if an arm has a seed twice or a run lacks a wanted metric.
+    Raises ValueError if an arm has a seed twice or a run lacks a wanted metric.
     """
     rows: list[TableRow] = []
     for arm, mine in _by_arm(runs).items():
@@ -82,13 +81,24 @@ def ablation_table(runs: Sequence[ArmRun], metrics: Sequence[str] | None = None)
                     f"metric {metric!r} is missing from arm {arm!r}, seeds {missing}; leave it out or evaluate again"
                 )
             found = [run.metrics[metric] for run in mine]
-            games = sum(value.n for value in found)
-            interval = (seed_mean([v.mean for v in found]) if len(found) > 1 else found[0]).within(*bounds(metric))
-            agree = len(found) > 1 and interval.low == interval.high and any(v.low < v.high for v in found)
-            if agree and bounds(metric) == (0.0, 1.0):  # agreement of a few seeds is not certainty, unless by rule
-                interval = replace(wilson(round(interval.mean * games), games), mean=interval.mean)
-            rows.append(_row(arm, metric, interval, len(found), games))
+            rows.append(_row(arm, metric, over_seeds(metric, found), len(found), sum(value.n for value in found)))
     return rows
+
+
+def over_seeds(metric: str, seeds: Sequence[Interval]) -> Interval:
+    """Mean over seeds, cut to the metric's `bounds`. Of one seed: its own interval, over games.
+
+    Several seeds: `seed_mean`. Where all have the same share of their games: Wilson's interval over all games, unless
+    no game differs (chances that follow from the rules).
+    """
+    means = [seed.mean for seed in seeds]
+    found = (seed_mean(means) if len(means) > 1 else seeds[0]).within(*bounds(metric))
+    same = len(means) > 1 and max(means) - min(means) < ROUNDING and any(s.high - s.low > ROUNDING for s in seeds)
+    held = [seed.mean * seed.n for seed in seeds]  # games, if the figure is a share of them
+    if same and bounds(metric) == (0.0, 1.0) and all(abs(each - round(each)) < 0.01 for each in held):
+        games = sum(seed.n for seed in seeds)  # agreement of a few seeds is not certainty, unless by rule
+        return replace(wilson(round(sum(held)), games), mean=means[0])
+    return found
 
 
 def figures_by_arm(rows: Iterable[TableRow]) -> dict[str, dict[str, Interval]]:

@@ -56,6 +56,8 @@ COUNTED = (  # metrics that are never below 0
     "game/decisions", "game/points", "game/joint",
 )  # fmt: skip
 
+P_VALUES = ("talk/password_p", "talk/password_heard_p")
+
 SIGNED = (  # those of talk that may be: a listener may know less than nothing, a message may mislead
     "talk/said", "talk/heard", "talk/share_heard", "talk/credit/", "talk/vote_credit/", "talk/claim/",
 )  # fmt: skip
@@ -100,7 +102,10 @@ def bounds(metric: str) -> tuple[float, float]:
     """The least and the greatest possible mean of a metric; infinite where there is no limit."""
     if metric.startswith(SIGNED):
         return -math.inf, math.inf
-    if wording(metric).percent:
+    known = metric
+    while known not in WORDING and "/" in known:  # press/kept/scripted: press/kept among others
+        known = known.rpartition("/")[0]
+    if wording(metric).percent or wording(known).percent or metric in P_VALUES:
         return 0.0, 1.0
     if metric.endswith("brier"):
         return 0.0, 2.0
@@ -139,6 +144,7 @@ ARMS = {
     "listening_only": "L", "speaking_only": "S", "listening_speaking": "L+S", "game_only": "RL", "no_listening": "RL+S",
     "no_speaking": "RL+L", "full": "RL+L+S", "mute": "mute",
 }  # fmt: skip
+MUTE = ARMS["mute"]
 
 
 PUBLISHED = ("among_us", "diplomacy")  # games whose arms have these names

@@ -20,7 +20,7 @@ from marl.report import prose
 from marl.report.page import read_run
 from marl.report.runs import Run, arm_label, arm_runs
 from tests.composing import BRIEF, cases, configure
-from tests.marl.report.test_page import make_run
+from tests.marl.report.test_page import change, make_run
 from tests.runs import without_pages
 
 SMALL = [
@@ -319,6 +319,24 @@ def test_seeds_of_a_single_arm_are_published_one_after_another(tmp_path: Path) -
     publish(runs[2:], tmp_path / "other", earlier=tmp_path / "table")
     whole = {path.name: path.read_bytes() for path in (tmp_path / "at_once").iterdir()}
     assert {path.name: path.read_bytes() for path in (tmp_path / "other").iterdir()} == whole
+
+
+@pytest.mark.parametrize("last", ["mute", "full"])
+def test_the_base_of_muted_players_keeps_its_games_among_earlier_runs(last: str, tmp_path: Path) -> None:
+    """The base of both arms plays other games where nobody may speak, and files do not tell in which an arm did."""
+    for seed in (0, 1):
+        for arm in ("full", "mute"):
+            run = make_run(
+                tmp_path / f"{arm}-s{seed}", arm, seed, run=f"{arm}-s{seed}", seeds=[seed], base_digest="one"
+            )
+            change(run, env={"game": "dond", "objective": 1.0, "press": "none" if arm == "mute" else "private"})
+    runs = [read_run(folder) for folder in sorted(tmp_path.iterdir())]
+    publish(runs, tmp_path / "at_once")
+    publish([run for run in runs if run.arm != last], tmp_path / "table")
+    publish([run for run in runs if run.arm == last], tmp_path / "table", earlier=tmp_path / "table")
+    whole, found = (tmp_path / name / "table.csv" for name in ("at_once", "table"))
+    assert {row.arm for row in read_table(whole)} == {"base", "base of mute", "full", "mute"}
+    assert found.read_bytes() == whole.read_bytes()
 
 
 def test_earlier_runs_that_are_not_alike_are_refused(

@@ -281,6 +281,19 @@ def test_a_share_that_all_seeds_agree_on_is_not_certain() -> None:
     assert (turns.low, turns.high) == (3.0, 3.0) and (chance.low, chance.high) == (1 / 3, 1 / 3)
 
 
+def test_rounding_does_not_make_seeds_that_agree_certain() -> None:
+    """One of 300 games in each of three seeds, in six digits as published, of which the mean is another number; and a
+    chance of 1/3 by rule, whose resampled means differ in the last digit."""
+    figures = {"errors/aborted": Interval(0.00333333, 0.000588709, 0.0186287, 300)}
+    figures["vote/chance"] = Interval(1 / 3, 1 / 3 - 1e-16, 1 / 3 + 1e-16, 300)
+    figures["talk/inverted_chance"] = Interval(0.0491671, 0.0481, 0.0502, 300)  # of the same games, no share of them
+    aborted, chance, inverted = ablation_table([ArmRun("full", seed, figures) for seed in range(3)])
+    expected = binomtest(3, 900).proportion_ci(0.95, method="wilson")
+    assert (aborted.low, aborted.high) == pytest.approx((expected.low, expected.high))
+    assert (chance.low, chance.high) == pytest.approx((1 / 3, 1 / 3))
+    assert (inverted.low, inverted.high) == pytest.approx((0.0491671, 0.0491671))
+
+
 def test_ablation_table_has_no_gaps() -> None:
     with pytest.raises(ValueError, match=r"'game/pareto' is missing from arm 'full', seeds \[0, 1, 2\]"):
         ablation_table(runs(), ["game/pareto"])

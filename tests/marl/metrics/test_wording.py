@@ -24,6 +24,8 @@ def test_the_words_of_a_metric() -> None:
     assert wording("loss/doubt").label == "Loss: doubt" and wording("reward/short").label == "Reward: short"
     assert bounds("talk/share_heard") == bounds("talk/credit/silence") == (-math.inf, math.inf)
     assert wording("what/ever").label == "what/ever" and bounds("game/win_rate/white") == (0.0, 1.0)
+    assert bounds("press/unasked/scripted") == bounds("talk/password_heard_p") == (0.0, 1.0)
+    assert bounds("game/score/v_base") == (-math.inf, math.inf)
     own = ["loss/doubt", "game/how/checkmate", "game/win_rate/white", "reward/short"]
     losses = ("policy", "value", "entropy", "kl", "listening", "world_model", "imitation", "plan")
     ours = ["reward/game", "reward/speaking", *(f"loss/{name}" for name in losses), "game/how/deal", "talk/turns"]
