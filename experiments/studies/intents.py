@@ -40,10 +40,12 @@ from marl.intents.agent import ACTION, DIALOGUE, NONSENSE, CiceroAgent, CiceroCo
 from marl.intents.annotate import correspondence, named_items
 from marl.intents.borrowed import Lessons
 from marl.intents.corruptions import KINDS, Bigrams
+from marl.intents.filters import ORDER
 from marl.intents.measure import control, controlled, human_perplexity, perplexity, read_messages, spoiled, spoken
 from marl.intents.nonsense import Ensemble, train
 from marl.intents.standin import write_scripted
 from marl.intents.streams import ARMS, TOLD, Intent
+from marl.intents.talker import UNFINISHED
 from marl.intents.training import MIXED, NO_LESSONS, action_model, annotated, dialogue_model, unvaried
 from marl.metrics.drift import likelihood, retold
 from marl.metrics.stats import Interval, Metrics, bootstrap_mean, bootstrap_ratio, rate, seed_mean
@@ -385,7 +387,8 @@ def play(made: Made, ensemble: Ensemble, cfg: DictConfig, spec: PlaySpec, place:
             counts = sorted(about["counts"].items())
             refusals += [[made.seed, arm + end, key, count] for key, count in counts]
             if about["counts"].get("drawn"):
-                found |= {(arm + end, f"{REFUSED}{key}"): each for key, each in refused(about["counts"]).items()}
+                on = [name for name in ORDER if ABLATIONS[arm].get(name)]
+                found |= {(arm + end, f"{REFUSED}{key}"): each for key, each in refused(about["counts"], on).items()}
             scores[arm] = np.array([game["score"] for game in about["games"]])
         for arm in (*ABLATIONS,):
             if arm != "intents":
@@ -423,9 +426,11 @@ def counts_of(agent: Agent) -> dict[str, int]:
     return dict(agent.counts) if isinstance(agent, CiceroAgent) else {}
 
 
-def refused(counts: Mapping[str, int]) -> dict[str, Interval]:
-    """The share of drawn messages that each filter refused."""
-    names = {key.removeprefix("refused/"): count for key, count in counts.items() if key.startswith("refused/")}
+def refused(counts: Mapping[str, int], filters: Sequence[str] = ()) -> dict[str, Interval]:
+    """The share of drawn messages that each filter refused, and that did not end: also where it is 0, so that means
+    over seeds count it. `filters`: those that were on."""
+    names = dict.fromkeys((UNFINISHED, *filters), 0)
+    names |= {key.removeprefix("refused/"): count for key, count in counts.items() if key.startswith("refused/")}
     return {name: rate([True] * count + [False] * (counts["drawn"] - count)) for name, count in names.items()}
 
 

@@ -175,6 +175,14 @@ def test_bad_settings_of_the_study(setting: str, error: str, tmp_path: Path) -> 
         intents.main(configure("intents", setting, f"runs={tmp_path}", "progress=false"))
 
 
+def test_a_filter_that_refused_nothing_counts_as_0() -> None:
+    """Else a mean over seeds leaves out the seeds where it refused nothing."""
+    found = intents.refused({"drawn": 4, "refused/value": 2, "spent": 1}, ["repetition", "value"])
+    assert {name: (each.mean, each.n) for name, each in found.items()} == {
+        "unfinished": (0.0, 4), "repetition": (0.0, 4), "value": (0.5, 4),
+    }  # fmt: skip
+
+
 def test_intervals_of_shares_end_at_0_and_1() -> None:
     """Over few seeds Student's t reaches beyond them."""
     names = [f"filter/recall/{kind}" for kind in KINDS]
