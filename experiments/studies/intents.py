@@ -34,7 +34,7 @@ from experiments.studies.cells import Workspace, begin, check_play
 from experiments.studies.talkers import Figures, card, save_player, say_arms
 from marl.agents.base import Agent
 from marl.agents.model import PlayConfig, model_agent, room
-from marl.common.errors import UserError, check_count
+from marl.common.errors import UserError, check_count, check_temperature
 from marl.common.files import digest, read_json, write_json
 from marl.intents.agent import ACTION, DIALOGUE, NONSENSE, CiceroAgent, CiceroConfig, Parts
 from marl.intents.annotate import correspondence, named_items
@@ -155,6 +155,13 @@ def check(cfg: DictConfig) -> None:
             raise UserError(f"arms: {arm} must be one of {', '.join(ARMS)}")
     if cfg.games and not {"state", "both"} <= {*cfg.arms}:
         raise UserError(f"arms={list(cfg.arms)}: games need the arms state and both. Add them")
+    if not 0 < cfg.filter_rate < 1:
+        raise UserError(f"filter_rate={cfg.filter_rate}: must be a share between 0 and 1, such as 0.05")
+    for name, count in cfg.nonsense.items():
+        check_count(count, f"nonsense.{name}")
+    for partner in {*cfg.partners} - {PEOPLE, ITSELF}:
+        text_player(partner, "dond", "partners")
+    check_temperature(cfg.temperature, "temperature")
     for seed in cfg.seeds:
         check_count(seed, "seeds", 0)
     for name in ("action_epochs", "epochs"):
