@@ -22,13 +22,14 @@ from marl.agents.chat import CHAT
 from marl.agents.model import PlayConfig, model_agent, room
 from marl.agents.text import TextAgent
 from marl.common.errors import UserError
-from marl.common.files import digest
+from marl.common.files import digest, read_json
 from marl.decoding.memory import Slots
 from marl.decoding.probes import size_of
 from marl.intents.agent import ACTION, CICERO, NONSENSE, PARTS, CiceroAgent, CiceroConfig, Parts, told_agent
 from marl.intents.among_us_agent import TableAgent
 from marl.intents.claims import MOST
 from marl.intents.press_agent import PressAgent
+from marl.intents.streams import TOLD
 from marl.model.lora import adapter_bytes, read_adapter
 from marl.model.policy import Policy, load_config
 from marl.planning.planner import GAMES as PLANNED
@@ -129,6 +130,8 @@ def check_plans(name: str, env: Mapping[str, Any]) -> None:
         return
     if game not in PLANNED:
         raise UserError(f"{name}: env.game={game} has nothing to plan. Leave out {SUFFIX}.")
+    if name.removesuffix(SUFFIX).endswith(CICERO):
+        raise UserError(f"{name}: it plans as it is. Leave out {SUFFIX}.")
     if bare(name) in LEARNERS:
         raise UserError(
             f"{name}: a learner plans with algo=pikl, or learns from plans with loss=plan. Leave out {SUFFIX}."
@@ -199,6 +202,13 @@ def told_of(name: str) -> dict[str, Any]:
     """Returns `told_in` of the run that a player's name means; empty if it means none."""
     run = run_of(name)
     return told_in(run_settings(run)["algo"]) if (run / CONFIG).is_file() else {}
+
+
+def reads_intents(name: str) -> bool:
+    """Returns whether this player reads intents in its own stream."""
+    parts = Path(bare(name)) / PARTS
+    told = name.endswith(CICERO) and parts.is_file() and read_json(parts).get("arm") in TOLD
+    return told or bool(told_of(name))
 
 
 def check_intents(limits: PlayConfig, game: str) -> None:

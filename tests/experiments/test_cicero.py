@@ -107,6 +107,8 @@ def test_a_learner_is_told_intents_from_the_command_line(
     assert entrants.as_in_runs(configure("evaluate"), [str(run), player]).algo.context == 512
     with pytest.raises(UserError, match="learned under intents, and would play without them"):
         marl.load(run)
+    with pytest.raises(UserError, match=r"voices\[0\]=base: .* reads intents"):
+        entrants.check_names([str(run)], ["base"], "dond")
     with pytest.raises(UserError, match=r"it learned under intents \(algo\.intents\), which plans leave out"):
         check_plans(f"{run}+plan", {"game": "dond"})
     plain = run_spec(configure("train", *how))
@@ -132,6 +134,20 @@ def test_the_opponent_of_a_command(player: str) -> None:
     limits, how = PlayConfig(games=2, concurrency=2), CiceroConfig(nonsense=0.0)
     made = model_player(player, "c", negotiator(), limits, 2, 1.0, PlannerConfig(), how, "dond", "compact")
     assert isinstance(made, CiceroAgent) and made.style == "compact"
+
+
+def test_who_reads_intents_takes_no_voice_and_is_none(player: str) -> None:
+    """A voice reads the stream of whom it speaks for, where there is no intent of its own."""
+    with pytest.raises(UserError, match=r"voices\[0\]=.*\+cicero: .*\+cicero reads intents"):
+        entrants.check_names(["base"], [player], "dond")
+    with pytest.raises(UserError, match=r"voices\[0\]=base: .*\+cicero reads intents"):
+        entrants.check_names([player], ["base"], "among_us")
+    entrants.check_names([player], ["silence"], "among_us")
+
+
+def test_a_player_that_talks_with_a_plan_is_not_planned_once_more(player: str) -> None:
+    with pytest.raises(UserError, match=r"\+cicero\+plan: it plans as it is"):
+        check_plans(f"{player}+plan", ENV)
 
 
 @pytest.mark.parametrize(
