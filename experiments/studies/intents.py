@@ -376,7 +376,8 @@ def play(made: Made, ensemble: Ensemble, cfg: DictConfig, spec: PlaySpec, place:
         end = "" if partner == PEOPLE else f" v {partner}"
         scores: dict[str, np.ndarray] = {}
         for arm in (PEOPLE, *ABLATIONS):
-            path = place.cells / f"games-s{made.seed}-{digest(played_by(made, arm, partner, cicero, cfg))[:10]}.json"
+            about = played_by(made, arm, partner, cicero, cfg, limits)
+            path = place.cells / f"games-s{made.seed}-{digest(about)[:10]}.json"
             if not path.exists():
                 agent = seat(made, arm, ensemble, cicero, limits, cfg.temperature)
                 place.bar.stage(f"seed {made.seed}: {arm} v {partner}", cfg.games)
@@ -405,11 +406,16 @@ def play(made: Made, ensemble: Ensemble, cfg: DictConfig, spec: PlaySpec, place:
     return found
 
 
-def played_by(made: Made, arm: str, partner: str, cicero: CiceroConfig, cfg: DictConfig) -> dict[str, Any]:
+def played_by(
+    made: Made, arm: str, partner: str, cicero: CiceroConfig, cfg: DictConfig, limits: PlayConfig
+) -> dict[str, Any]:
     """All that decides these games."""
     models = {name: folder_digest(folder) for name, folder in made.folders.items()}
     on = asdict(switched(cicero, ABLATIONS[arm])) if arm in ABLATIONS else {}
     play_ = {name: cfg[name] for name in ("games", "seed", "temperature", "concurrency")}
+    play_ |= {name: getattr(limits, name) for name in ("max_new_tokens", "context")}
+    if on.get("nonsense"):
+        play_["nonsense"] = dict(cfg.nonsense)  # what the ensemble learned from, beside the action model
     return {"models": models, "arm": arm, "partner": partner, "cicero": on, "env": dict(made.env), **play_}
 
 

@@ -195,6 +195,18 @@ def test_bad_settings_of_the_study(setting: str, error: str, tmp_path: Path) -> 
         intents.main(configure("intents", setting, f"runs={tmp_path}", "progress=false"))
 
 
+def test_games_are_played_again_with_other_limits_or_another_ensemble() -> None:
+    """What was measured is kept under all that decides it."""
+    made = intents.Made(0, ENV, "", negotiator(), [], {}, {}, {})
+
+    def key(arm: str, *changed: str, **limits: int) -> dict:
+        cfg = configure("intents", *changed)
+        return intents.played_by(made, arm, "people", CiceroConfig(), cfg, PlayConfig(**limits))
+
+    assert key("all") == key("all", "control=1") and key("all") != key("all", max_new_tokens=9)
+    assert key("all") != key("all", "nonsense.train=9") and key("intents") == key("intents", "nonsense.train=9")
+
+
 def test_a_filter_that_refused_nothing_counts_as_0() -> None:
     """Else a mean over seeds leaves out the seeds where it refused nothing."""
     found = intents.refused({"drawn": 4, "refused/value": 2, "spent": 1}, ["repetition", "value"])
