@@ -477,7 +477,7 @@ def seat_players(
         how = (planner_of(limits), cicero_of(limits))
         agent: Agent
         if asked in LEARNERS and (told := intents_of(limits)):
-            agent = told_agent(name, policies[name], limits, room_for, temperature, told, cicero_of(limits))
+            agent = told_agent(name, policies[name], limits, room_for, temperature, told, cicero_of(limits), style)
         else:
             agent = model_player(asked, name, policies[name], limits, room_for, temperature, *how, game, style)
         found |= {n: agent for n, other in called.items() if other == name}

@@ -8,7 +8,15 @@ import pytest
 import marl
 from experiments import evaluate, train
 from experiments.setup import entrants
-from experiments.setup.players import check_intents, check_plans, check_players, model_player, more_slots, played_as
+from experiments.setup.players import (
+    check_intents,
+    check_plans,
+    check_players,
+    model_player,
+    more_slots,
+    played_as,
+    seat_players,
+)
 from experiments.setup.spec import run_spec
 from experiments.setup.work import Work
 from experiments.studies import conditions, drift, intents
@@ -16,7 +24,7 @@ from marl.agents.model import PlayConfig
 from marl.algorithms.ppo import PPOConfig
 from marl.common.errors import UserError
 from marl.common.files import csv_rows, write_json
-from marl.intents.agent import ACTION, CICERO, DIALOGUE, NONSENSE, PARTS, CiceroAgent, CiceroConfig, Parts
+from marl.intents.agent import ACTION, CICERO, DIALOGUE, NONSENSE, PARTS, CiceroAgent, CiceroConfig, Parts, ToldAgent
 from marl.intents.corruptions import KINDS
 from marl.intents.filters import ORDER
 from marl.metrics.stats import rate
@@ -117,6 +125,14 @@ def test_a_learner_is_told_intents_from_the_command_line(
         Work.of(run_spec(configure("train", *how, f"algo.intents={tmp_path}")))
     with pytest.raises(UserError, match=r"learners of env\.game=among_us are told none"):
         check_intents(PPOConfig(intents=folder), "among_us")
+
+
+def test_a_learner_under_intents_reads_the_style_that_it_learned_in(player: str) -> None:
+    """As any learner does where the game is played in another one (`eval.env.style`)."""
+    limits = PPOConfig(games=2, concurrency=2, intents=player.removesuffix(CICERO))
+    table, cast = env_maker({**ENV, "style": "natural"})(), {"negotiator": Seats("learner")}
+    agents = seat_players(cast, table, ENV, negotiator(), limits, 1.0, {"learner": ("trained", negotiator())})
+    assert isinstance(agents["learner"], ToldAgent) and agents["learner"].style == "compact"
 
 
 def test_players_of_another_study_replace_those_that_are_there(tmp_path: Path) -> None:
