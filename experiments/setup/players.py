@@ -211,15 +211,17 @@ def reads_intents(name: str) -> bool:
     return told or bool(told_of(name))
 
 
-def check_intents(limits: PlayConfig, game: str) -> None:
-    """Refuses `algo.intents` in another game, and folders that no study wrote."""
-    told = intents_of(limits)
+def check_intents(limits: PlayConfig, env: Mapping[str, Any]) -> None:
+    """Refuses `algo.intents` in another game, folders that no study wrote, and an action model of another style."""
+    told, game = intents_of(limits), env["game"]
     if told and game != "dond":
         raise UserError(f"algo.intents={told}: learners of env.game={game} are told none. Set it to null")
     if told and not (told / PARTS).is_file():
         raise UserError(
             f"algo.intents={told}: no intents were trained here. Name a folder of experiments.studies.intents"
         )
+    if told and (style := style_of(told / ACTION, env)) not in (None, env["style"]):
+        raise UserError(f"env.style={env['style']}: the action model of algo.intents={told} reads {style}. Set it so.")
 
 
 def intents_digest(name: str) -> str:

@@ -124,7 +124,9 @@ def test_a_learner_is_told_intents_from_the_command_line(
     with pytest.raises(UserError, match="no intents were trained here"):
         Work.of(run_spec(configure("train", *how, f"algo.intents={tmp_path}")))
     with pytest.raises(UserError, match=r"learners of env\.game=among_us are told none"):
-        check_intents(PPOConfig(intents=folder), "among_us")
+        check_intents(PPOConfig(intents=folder), {"game": "among_us"})
+    with pytest.raises(UserError, match=r"env\.style=natural: the action model of .* reads compact"):
+        check_intents(PPOConfig(intents=folder), {**ENV, "style": "natural"})
 
 
 def test_a_learner_under_intents_reads_the_style_that_it_learned_in(player: str) -> None:
