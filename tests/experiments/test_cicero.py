@@ -36,6 +36,8 @@ from marl.rollout.rollout import rollout
 from marl.storage.checkpoint import folder_digest, save_policy
 from marl.types import Episode
 from tests.composing import configure
+from tests.experiments.studies.test_frontier import TEST
+from tests.human_dialogues import write
 from tests.marl.intents.test_filters import ensemble
 from tests.marl.planners import negotiator
 
@@ -99,12 +101,15 @@ def test_a_learner_is_told_intents_from_the_command_line(
     inputs = json.loads((run / "run.json").read_text())["inputs"]
     assert inputs[f"algo.intents={folder}"] == folder_digest(Path(folder) / ACTION)
     play, seen = (f"runs={tmp_path}", "games=2", "threads=1", "device=cpu", "progress=false"), list[Episode]()
-    for study, more in ((conditions, ("comparison=dond_talk", "talk=2")), (drift, [f"human={folder}/{DIALOGUE}"])):
+    people = (f"human={folder}/{DIALOGUE}", f"data.dond={write(tmp_path, test=TEST)}", f"publish={tmp_path / 'drift'}")
+    for study, more in ((conditions, ("comparison=dond_talk", "talk=2")), (drift, people)):
         noting = lambda *how: seen.extend(found := rollout(*how)) or found  # noqa: E731
         monkeypatch.setattr(study, "rollout", noting)
         study.main(configure(study.__name__.rpartition(".")[2], *play, "select=dond-*", *more))
         assert seen and all(turn.thoughts.startswith("intent: ") for game in seen for turn in game.turns)
         seen.clear()
+    measured = {row["metric"] for row in csv_rows(tmp_path / "drift" / "drift.csv.gz")}
+    assert "drift/own_speech" in measured and "drift/human_dialogues" not in measured  # no intents stand in those
     planned = ("comparison=dond_talk", "+conditions.planned={planner: {belief: prior}}", f"publish={tmp_path / 'p'}")
     with pytest.raises(UserError, match=r"conditions\.planned: .* its learners are told intents"):
         conditions.main(configure("conditions", *play, "select=dond-*", *planned))
