@@ -19,6 +19,7 @@ from experiments.setup.players import (
     model_player,
     player_config,
     policy_folder,
+    reads_intents,
     run_of,
     run_policy,
     style_of,
@@ -101,6 +102,10 @@ def check_names(names: Sequence[str], voices: Sequence[str | None], game: str) -
             raise UserError(
                 f"voices[{number}]={voice} would make the proposals of players[{number}]={name} too, so that none is "
                 "planned. Choose voices=[] or planner=none."
+            )
+        if voice not in (None, "silence") and (told := next(filter(reads_intents, (name, voice)), "")):
+            raise UserError(
+                f"voices[{number}]={voice}: {told} reads intents, which another's voice is not told. Choose voices=[]."
             )
 
 

@@ -22,13 +22,14 @@ from marl.agents.chat import CHAT
 from marl.agents.model import PlayConfig, model_agent, room
 from marl.agents.text import TextAgent
 from marl.common.errors import UserError
-from marl.common.files import digest
+from marl.common.files import digest, read_json
 from marl.decoding.memory import Slots
 from marl.decoding.probes import size_of
 from marl.intents.agent import ACTION, CICERO, NONSENSE, PARTS, CiceroAgent, CiceroConfig, Parts, told_agent
 from marl.intents.among_us_agent import TableAgent
 from marl.intents.claims import MOST
 from marl.intents.press_agent import PressAgent
+from marl.intents.streams import TOLD
 from marl.model.lora import adapter_bytes, read_adapter
 from marl.model.policy import Policy, load_config
 from marl.planning.planner import GAMES as PLANNED
@@ -129,6 +130,8 @@ def check_plans(name: str, env: Mapping[str, Any]) -> None:
         return
     if game not in PLANNED:
         raise UserError(f"{name}: env.game={game} has nothing to plan. Leave out {SUFFIX}.")
+    if name.removesuffix(SUFFIX).endswith(CICERO):
+        raise UserError(f"{name}: it plans as it is. Leave out {SUFFIX}.")
     if bare(name) in LEARNERS:
         raise UserError(
             f"{name}: a learner plans with algo=pikl, or learns from plans with loss=plan. Leave out {SUFFIX}."
@@ -201,15 +204,24 @@ def told_of(name: str) -> dict[str, Any]:
     return told_in(run_settings(run)["algo"]) if (run / CONFIG).is_file() else {}
 
 
-def check_intents(limits: PlayConfig, game: str) -> None:
-    """Refuses `algo.intents` in another game, and folders that no study wrote."""
-    told = intents_of(limits)
+def reads_intents(name: str) -> bool:
+    """Returns whether this player reads intents in its own stream."""
+    parts = Path(bare(name)) / PARTS
+    told = name.endswith(CICERO) and parts.is_file() and read_json(parts).get("arm") in TOLD
+    return told or bool(told_of(name))
+
+
+def check_intents(limits: PlayConfig, env: Mapping[str, Any]) -> None:
+    """Refuses `algo.intents` in another game, folders that no study wrote, and an action model of another style."""
+    told, game = intents_of(limits), env["game"]
     if told and game != "dond":
         raise UserError(f"algo.intents={told}: learners of env.game={game} are told none. Set it to null")
     if told and not (told / PARTS).is_file():
         raise UserError(
             f"algo.intents={told}: no intents were trained here. Name a folder of experiments.studies.intents"
         )
+    if told and (style := style_of(told / ACTION, env)) not in (None, env["style"]):
+        raise UserError(f"env.style={env['style']}: the action model of algo.intents={told} reads {style}. Set it so.")
 
 
 def intents_digest(name: str) -> str:
@@ -467,7 +479,7 @@ def seat_players(
         how = (planner_of(limits), cicero_of(limits))
         agent: Agent
         if asked in LEARNERS and (told := intents_of(limits)):
-            agent = told_agent(name, policies[name], limits, room_for, temperature, told, cicero_of(limits))
+            agent = told_agent(name, policies[name], limits, room_for, temperature, told, cicero_of(limits), style)
         else:
             agent = model_player(asked, name, policies[name], limits, room_for, temperature, *how, game, style)
         found |= {n: agent for n, other in called.items() if other == name}

@@ -71,7 +71,7 @@ class Work:
         check_players(spec.test_cast, spec.test_env, make_test_env())
         work = cls(spec, pick_device(spec.device), make_env, make_test_env, chat)
         check_listeners(spec)
-        check_intents(spec.algo, spec.env["game"])
+        check_intents(spec.algo, spec.env)
         for name, run in spec.init.items():
             if not is_run(start_of(spec, name)):
                 raise UserError(f"init.{name}={run}: must be the folder of a finished run, or null to start from base")

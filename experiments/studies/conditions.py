@@ -33,6 +33,7 @@ from experiments.setup.players import (
     planner_of,
     played_as,
     player_slots,
+    reads_intents,
     run_policy,
     seat_players,
     style_of,
@@ -386,6 +387,8 @@ def check_voices(voices: Mapping[str, str], seating: Mapping[str, Seats], entran
         if voice not in (*entrant.learners, BASE, SILENT) and not is_run(voice):
             known = ", ".join((*entrant.learners, BASE, SILENT))
             raise UserError(f"voices.{role}={voice}: must be {known}, null or the folder of a finished run")
+        if voice != SILENT and reads_intents(voice):
+            raise UserError(f"voices.{role}={voice}: reads intents, which a voice is not told. Name another voice.")
         if identity_of(seating[role].player, entrant) == seating[role].player:
             raise UserError(f"voices.{role}={voice}: {seating[role].player} is no language model and keeps its voice")
 

@@ -150,7 +150,9 @@ def subjects_of(run: Path, cfg: DictConfig) -> list[Subject]:
     if config["env"]["game"] != "dond":
         raise UserError(f"select: {run.name} is a run of {config['env']['game']}. Name runs of Deal or No Deal.")
     people = people_folder(run, cfg.human)
-    dialogues = {"split": cfg.split, "files": data_files(Path(cfg.data.dond))} if cfg.data.dond else None
+    told = told_in(config["algo"])
+    reads = cfg.data.dond and not told  # no intents stand in people's dialogues: who is told some would not be itself
+    dialogues = {"split": cfg.split, "files": data_files(Path(cfg.data.dond))} if reads else None
     if dialogues and cfg.dialogues:
         dialogues["first"] = cfg.dialogues
     settings = {
@@ -166,7 +168,7 @@ def subjects_of(run: Path, cfg: DictConfig) -> list[Subject]:
         "reading": READING,
         **({"bf16": True} if cfg.bf16 else {}),
     }
-    if told := told_in(config["algo"]):
+    if told:
         action = folder_digest(Path(told["intents"]) / ACTION)
         # followed: what was measured before there were such figures is measured again
         settings["told"] = {"action": action, "settings": asdict(told["cicero"]), "followed": True}
@@ -210,7 +212,7 @@ def measure(subject: Subject, cfg: DictConfig, workspace: Workspace) -> Metrics:
     episodes = rollout(drawn, everyone(agent), env_maker(env), limits.concurrency, workspace.bar.advance)
     found = dond_metrics(episodes, float(env["objective"]), rng) | talk_metrics(episodes, rng)
     found |= talk_drift([read_talk(talk_of(episode)) for episode in episodes], rng) | followed(episodes, rng)
-    if cfg.data.dond:
+    if subject.settings["dialogues"]:
         views = recorded(cfg.data.dond, cfg.split, [env_maker({**env, "contexts": None, "split": "all"})])
         views = views.first(cfg.dialogues)
         likely = likelihood(policy, by_dialogue(views.dialogues, views.rows(policy.tokens)), rng, cfg.bf16)

@@ -34,7 +34,7 @@ from experiments.studies.cells import Workspace, begin, check_play
 from experiments.studies.talkers import Figures, card, save_player, say_arms
 from marl.agents.base import Agent
 from marl.agents.model import PlayConfig, model_agent, room
-from marl.common.errors import UserError, check_count
+from marl.common.errors import UserError, check_count, check_temperature
 from marl.common.files import digest, read_json, write_json
 from marl.intents.agent import ACTION, DIALOGUE, NONSENSE, CiceroAgent, CiceroConfig, Parts
 from marl.intents.annotate import correspondence, named_items
@@ -154,6 +154,13 @@ def check(cfg: DictConfig) -> None:
             raise UserError(f"arms: {arm} must be one of {', '.join(ARMS)}")
     if cfg.games and not {"state", "both"} <= {*cfg.arms}:
         raise UserError(f"arms={list(cfg.arms)}: games need the arms state and both. Add them")
+    if not 0 < cfg.filter_rate < 1:
+        raise UserError(f"filter_rate={cfg.filter_rate}: must be a share between 0 and 1, such as 0.05")
+    for name, count in cfg.nonsense.items():
+        check_count(count, f"nonsense.{name}")
+    for partner in {*cfg.partners} - {PEOPLE, ITSELF}:
+        text_player(partner, "dond", "partners")
+    check_temperature(cfg.temperature, "temperature")
     for seed in cfg.seeds:
         check_count(seed, "seeds", 0)
     for name in ("action_epochs", "epochs"):
@@ -368,7 +375,8 @@ def play(made: Made, ensemble: Ensemble, cfg: DictConfig, spec: PlaySpec, place:
         end = "" if partner == PEOPLE else f" v {partner}"
         scores: dict[str, np.ndarray] = {}
         for arm in (PEOPLE, *ABLATIONS):
-            path = place.cells / f"games-s{made.seed}-{digest(played_by(made, arm, partner, cicero, cfg))[:10]}.json"
+            about = played_by(made, arm, partner, cicero, cfg, limits)
+            path = place.cells / f"games-s{made.seed}-{digest(about)[:10]}.json"
             if not path.exists():
                 agent = seat(made, arm, ensemble, cicero, limits, cfg.temperature)
                 place.bar.stage(f"seed {made.seed}: {arm} v {partner}", cfg.games)
@@ -397,11 +405,16 @@ def play(made: Made, ensemble: Ensemble, cfg: DictConfig, spec: PlaySpec, place:
     return found
 
 
-def played_by(made: Made, arm: str, partner: str, cicero: CiceroConfig, cfg: DictConfig) -> dict[str, Any]:
+def played_by(
+    made: Made, arm: str, partner: str, cicero: CiceroConfig, cfg: DictConfig, limits: PlayConfig
+) -> dict[str, Any]:
     """All that decides these games."""
     models = {name: folder_digest(folder) for name, folder in made.folders.items()}
     on = asdict(switched(cicero, ABLATIONS[arm])) if arm in ABLATIONS else {}
     play_ = {name: cfg[name] for name in ("games", "seed", "temperature", "concurrency")}
+    play_ |= {name: getattr(limits, name) for name in ("max_new_tokens", "context")}
+    if on.get("nonsense"):
+        play_["nonsense"] = dict(cfg.nonsense)  # what the ensemble learned from, beside the action model
     return {"models": models, "arm": arm, "partner": partner, "cicero": on, "env": dict(made.env), **play_}
 
 

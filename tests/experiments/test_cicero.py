@@ -8,7 +8,15 @@ import pytest
 import marl
 from experiments import evaluate, train
 from experiments.setup import entrants
-from experiments.setup.players import check_intents, check_plans, check_players, model_player, more_slots, played_as
+from experiments.setup.players import (
+    check_intents,
+    check_plans,
+    check_players,
+    model_player,
+    more_slots,
+    played_as,
+    seat_players,
+)
 from experiments.setup.spec import run_spec
 from experiments.setup.work import Work
 from experiments.studies import conditions, drift, intents
@@ -16,7 +24,7 @@ from marl.agents.model import PlayConfig
 from marl.algorithms.ppo import PPOConfig
 from marl.common.errors import UserError
 from marl.common.files import csv_rows, write_json
-from marl.intents.agent import ACTION, CICERO, DIALOGUE, NONSENSE, PARTS, CiceroAgent, CiceroConfig, Parts
+from marl.intents.agent import ACTION, CICERO, DIALOGUE, NONSENSE, PARTS, CiceroAgent, CiceroConfig, Parts, ToldAgent
 from marl.intents.corruptions import KINDS
 from marl.intents.filters import ORDER
 from marl.metrics.stats import rate
@@ -28,6 +36,8 @@ from marl.rollout.rollout import rollout
 from marl.storage.checkpoint import folder_digest, save_policy
 from marl.types import Episode
 from tests.composing import configure
+from tests.experiments.studies.test_frontier import TEST
+from tests.human_dialogues import write
 from tests.marl.intents.test_filters import ensemble
 from tests.marl.planners import negotiator
 
@@ -91,12 +101,15 @@ def test_a_learner_is_told_intents_from_the_command_line(
     inputs = json.loads((run / "run.json").read_text())["inputs"]
     assert inputs[f"algo.intents={folder}"] == folder_digest(Path(folder) / ACTION)
     play, seen = (f"runs={tmp_path}", "games=2", "threads=1", "device=cpu", "progress=false"), list[Episode]()
-    for study, more in ((conditions, ("comparison=dond_talk", "talk=2")), (drift, [f"human={folder}/{DIALOGUE}"])):
+    people = (f"human={folder}/{DIALOGUE}", f"data.dond={write(tmp_path, test=TEST)}", f"publish={tmp_path / 'drift'}")
+    for study, more in ((conditions, ("comparison=dond_talk", "talk=2")), (drift, people)):
         noting = lambda *how: seen.extend(found := rollout(*how)) or found  # noqa: E731
         monkeypatch.setattr(study, "rollout", noting)
         study.main(configure(study.__name__.rpartition(".")[2], *play, "select=dond-*", *more))
         assert seen and all(turn.thoughts.startswith("intent: ") for game in seen for turn in game.turns)
         seen.clear()
+    measured = {row["metric"] for row in csv_rows(tmp_path / "drift" / "drift.csv.gz")}
+    assert "drift/own_speech" in measured and "drift/human_dialogues" not in measured  # no intents stand in those
     planned = ("comparison=dond_talk", "+conditions.planned={planner: {belief: prior}}", f"publish={tmp_path / 'p'}")
     with pytest.raises(UserError, match=r"conditions\.planned: .* its learners are told intents"):
         conditions.main(configure("conditions", *play, "select=dond-*", *planned))
@@ -107,6 +120,8 @@ def test_a_learner_is_told_intents_from_the_command_line(
     assert entrants.as_in_runs(configure("evaluate"), [str(run), player]).algo.context == 512
     with pytest.raises(UserError, match="learned under intents, and would play without them"):
         marl.load(run)
+    with pytest.raises(UserError, match=r"voices\[0\]=base: .* reads intents"):
+        entrants.check_names([str(run)], ["base"], "dond")
     with pytest.raises(UserError, match=r"it learned under intents \(algo\.intents\), which plans leave out"):
         check_plans(f"{run}+plan", {"game": "dond"})
     plain = run_spec(configure("train", *how))
@@ -114,7 +129,17 @@ def test_a_learner_is_told_intents_from_the_command_line(
     with pytest.raises(UserError, match="no intents were trained here"):
         Work.of(run_spec(configure("train", *how, f"algo.intents={tmp_path}")))
     with pytest.raises(UserError, match=r"learners of env\.game=among_us are told none"):
-        check_intents(PPOConfig(intents=folder), "among_us")
+        check_intents(PPOConfig(intents=folder), {"game": "among_us"})
+    with pytest.raises(UserError, match=r"env\.style=natural: the action model of .* reads compact"):
+        check_intents(PPOConfig(intents=folder), {**ENV, "style": "natural"})
+
+
+def test_a_learner_under_intents_reads_the_style_that_it_learned_in(player: str) -> None:
+    """As any learner does where the game is played in another one (`eval.env.style`)."""
+    limits = PPOConfig(games=2, concurrency=2, intents=player.removesuffix(CICERO))
+    table, cast = env_maker({**ENV, "style": "natural"})(), {"negotiator": Seats("learner")}
+    agents = seat_players(cast, table, ENV, negotiator(), limits, 1.0, {"learner": ("trained", negotiator())})
+    assert isinstance(agents["learner"], ToldAgent) and agents["learner"].style == "compact"
 
 
 def test_players_of_another_study_replace_those_that_are_there(tmp_path: Path) -> None:
@@ -132,6 +157,20 @@ def test_the_opponent_of_a_command(player: str) -> None:
     limits, how = PlayConfig(games=2, concurrency=2), CiceroConfig(nonsense=0.0)
     made = model_player(player, "c", negotiator(), limits, 2, 1.0, PlannerConfig(), how, "dond", "compact")
     assert isinstance(made, CiceroAgent) and made.style == "compact"
+
+
+def test_who_reads_intents_takes_no_voice_and_is_none(player: str) -> None:
+    """A voice reads the stream of whom it speaks for, where there is no intent of its own."""
+    with pytest.raises(UserError, match=r"voices\[0\]=.*\+cicero: .*\+cicero reads intents"):
+        entrants.check_names(["base"], [player], "dond")
+    with pytest.raises(UserError, match=r"voices\[0\]=base: .*\+cicero reads intents"):
+        entrants.check_names([player], ["base"], "among_us")
+    entrants.check_names([player], ["silence"], "among_us")
+
+
+def test_a_player_that_talks_with_a_plan_is_not_planned_once_more(player: str) -> None:
+    with pytest.raises(UserError, match=r"\+cicero\+plan: it plans as it is"):
+        check_plans(f"{player}+plan", ENV)
 
 
 @pytest.mark.parametrize(
@@ -164,6 +203,10 @@ def test_a_folder_without_an_arm(player: str, tmp_path: Path) -> None:
         ("arms=[none]", r"arms=\['none'\]: games need the arms state and both"),
         ("arms=[some,state,both]", "arms: some must be one of none, state, intent, both"),
         ("games=-1", "games=-1"),
+        ("filter_rate=0", r"filter_rate=0: must be a share between 0 and 1"),
+        ("nonsense.val=0", r"nonsense\.val=0: must be a whole number, at least 1"),
+        ("partners=[nobody]", "partners: nobody is neither a run's folder nor"),
+        ("temperature=-1", "temperature=-1: must be a number from"),
         ("lessons.epochs=-1", r"lessons\.epochs=-1: must be a whole number, at least 0"),
         ("lessons.share=1", r"lessons\.share=1: must be at least 0 and below 1"),
         ("cicero.plan.opponents=all", r"cicero\.plan\.opponents=all: must be one of exact, sampled, coshar"),
@@ -173,6 +216,18 @@ def test_a_folder_without_an_arm(player: str, tmp_path: Path) -> None:
 def test_bad_settings_of_the_study(setting: str, error: str, tmp_path: Path) -> None:
     with pytest.raises((UserError, SystemExit), match=error):
         intents.main(configure("intents", setting, f"runs={tmp_path}", "progress=false"))
+
+
+def test_games_are_played_again_with_other_limits_or_another_ensemble() -> None:
+    """What was measured is kept under all that decides it."""
+    made = intents.Made(0, ENV, "", negotiator(), [], {}, {}, {})
+
+    def key(arm: str, *changed: str, **limits: int) -> dict:
+        cfg = configure("intents", *changed)
+        return intents.played_by(made, arm, "people", CiceroConfig(), cfg, PlayConfig(**limits))
+
+    assert key("all") == key("all", "control=1") and key("all") != key("all", max_new_tokens=9)
+    assert key("all") != key("all", "nonsense.train=9") and key("intents") == key("intents", "nonsense.train=9")
 
 
 def test_a_filter_that_refused_nothing_counts_as_0() -> None:
