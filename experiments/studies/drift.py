@@ -63,6 +63,11 @@ from marl.storage.folder import finished_run
 
 SPEAKER = "policy"  # what the policy under test is called in its games
 SPLITS = ("val", "test")
+PANELS = (  # of the figure: metric, whether against the score, title
+    ("drift/human_dialogues", True, "human dialogues under the policy,\nnats a word"),
+    ("drift/own_speech", True, "the policy's messages under the human model,\nnats a word"),
+    ("talk/inverted", False, "inverted proposals,\nof those that could be"),
+)
 KEYS = {"objective": float, "run": str, "arm": str, "seed": int, "iteration": int, "metric": str}  # of drift.csv.gz
 SHOWN = (
     "game/score", "game/points", "game/agreement", "drift/human_dialogues", "drift/own_speech", "talk/distinct_2",
@@ -269,15 +274,13 @@ def tabulate(table: Path, out: Path, human: Metrics | None = None) -> None:
 
 def draw(arms: Mapping[tuple[float, str], Mapping[int, Mapping[int, Metrics]]], path: Path) -> None:
     """A row for each objective: both likelihoods against the score (points, where both scores add up to nothing), and
-    the share of inverted proposals by iteration; a line for each run, from its base (open) to its end."""
-    panels = (
-        ("drift/human_dialogues", True, "human dialogues under the policy,\nnats a word"),
-        ("drift/own_speech", True, "the policy's messages under the human model,\nnats a word"),
-        ("talk/inverted", False, "inverted proposals,\nof those that could be"),
-    )
+    the share of inverted proposals by iteration, each where it was measured; a line for each run, from its base (open)
+    to its end."""
+    measured = {name for seeds in arms.values() for its in seeds.values() for own in its.values() for name in own}
+    panels = [panel for panel in PANELS if panel[0] in measured] or PANELS
     objectives = sorted({objective for objective, _ in arms}, reverse=True)
     colours = paper_colours(sorted({arm for _, arm in arms}))
-    figure = Figure(figsize=(11, 2.8 * len(objectives) + 0.6), layout="constrained")
+    figure = Figure(figsize=(2 + 3 * len(panels), 2.8 * len(objectives) + 0.6), layout="constrained")
     subplots = figure.subplots(len(objectives), len(panels), squeeze=False)
     handles: dict[str, Any] = {}
     for (objective, arm), seeds in arms.items():

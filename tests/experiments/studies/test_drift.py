@@ -121,6 +121,7 @@ def test_objectives_have_rows_of_their_own_and_arms_means_over_seeds(
     assert all(f"λ={where}" in said for where in ("1 cloned s0 it 5", "-1 cloned s0 it 1", "-1 cloned s2 it 12"))
     drawn = (tmp_path / "drift.svg").read_text()
     assert drawn.count("of those that could be, λ") == 2 and ">points<" in drawn and ">score<" in drawn
+    assert "human dialogues under" not in drawn  # nothing of it was measured
 
 
 def test_runs_that_no_column_tells_apart_are_refused(tmp_path: Path) -> None:
