@@ -29,7 +29,7 @@ from experiments.studies import plane
 from experiments.studies.cells import compute
 from marl.algorithms.lookahead import Data, Learner, load, regress, save, train_lookahead
 from marl.common.errors import check_writable
-from marl.common.files import digest, read_json, write_json
+from marl.common.files import digest, read_json, write_json, writing
 from marl.metrics.ratings import RATED, RATED_TWO, elo, table_ratings
 from marl.metrics.stats import Metrics, bootstrap_mean
 from marl.metrics.tables import (
@@ -157,7 +157,8 @@ def train(study: Study, name: str, seed: int, bar: Bar, number: str) -> dict[str
         if learner.iteration % study.every == 0 or learner.iteration == config.iterations:
             save(learner, folder, lines=lines)
             took = {"arm": name, "seed": seed, "iteration": learner.iteration, "seconds": time.perf_counter() - began}
-            with (study.folder / "timing.jsonl").open("a", encoding="utf-8") as file:
+            timing = study.folder / "timing.jsonl"
+            with writing(timing), timing.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(took) + "\n")  # since this process began with the arm
         bar.advance(1)
 

@@ -287,7 +287,8 @@ def adapter_base(folder: str | Path) -> tuple[str, str, bool]:
     if not adapts:
         raise UserError(f"{folder / 'policy.json'} does not say which model it adapts. Make the run again.")
     name, digest, bf16 = adapts["name"], adapts["digest"], adapts["bf16"]
-    run, last = folder.parent, Path(name).name
+    run = folder.parent.parent if folder.parent.name == "pool" else folder.parent  # of a past self, too
+    last = Path(name).name
     places = [Path(name), run.parent / "bases" / last, run / REFERENCE]
     there = [str(place) for place in places if (place / "config.json").is_file()]
     if own := [place for place in there if model_digest(place) == digest]:

@@ -102,6 +102,13 @@ def test_a_study_from_its_anchor_to_its_table(tmp_path: Path, capsys: pytest.Cap
     assert (tmp_path / "out" / "table.csv").read_bytes() == (folder / "table.csv").read_bytes()
 
 
+def test_timing_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    cfg = settings(f"out={tmp_path}", "games.population=2")
+    (study_of(cfg).folder / "timing.jsonl").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"timing\.jsonl cannot be written \(Is a directory\): see that it can be"):
+        lookahead.main(cfg)
+
+
 def test_two_players_meet_each_by_each(tmp_path: Path) -> None:
     pytest.importorskip("diplomacy", reason="needs the extra `diplomacy`")
     small = [each for each in SMALL if not each.startswith("plane")]

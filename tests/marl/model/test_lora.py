@@ -330,6 +330,16 @@ def test_a_base_is_found_beside_the_run_and_in_it(saved: Path, tmp_path: Path) -
         assert torch.equal(logits(load_policy(saved)), there)
 
 
+@pytest.mark.parametrize("place", ["bases/base", "run/reference"])
+def test_a_base_is_found_for_a_past_self_of_a_run(saved: Path, tmp_path: Path, place: str) -> None:
+    """As where a run's folder is copied elsewhere."""
+    past, there = saved.parent / "pool" / "learner-000001", logits(load_policy(saved))
+    shutil.copytree(saved, past)
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    shutil.move(tmp_path / "base", tmp_path / place)
+    assert torch.equal(logits(load_policy(past)), there)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
