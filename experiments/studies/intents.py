@@ -77,6 +77,7 @@ ROUND = 1000  # between the seeds of two rounds
 SITUATIONS = 8  # places whose messages are shown under several intents
 REFUSED = "filter/refused/"  # shares of drawn messages
 BY_PEOPLE = "human messages"
+SCRIPTED = {"human": "scripted", PEOPLE: "model of scripts"}  # in names, where scripted dialogues stand in
 NAIVE = "naive annotation"  # the same for all seeds
 HEADS, UNSEEN = "ensemble", "ensemble, kind unseen"
 OFF = {"repetition": False, "nonsense": 0.0, "correspondence": None, "value": 1.0}
@@ -105,12 +106,12 @@ def main(cfg: DictConfig) -> None:
     found: dict[tuple[str, str], list[Interval]] = {}
     for seed in cfg.seeds:
         made = make_models(seed, data, cfg, spec, place)
-        figures = of_seed(made, cfg, spec, place)
+        figures = {(called(a, cfg), called(m, cfg)): each for (a, m), each in of_seed(made, cfg, spec, place).items()}
         models = {name: folder_digest(folder) for name, folder in made.folders.items()}
         line = card(
             f"intents-s{seed}", seed, models, figures, arm="intents", command="intents.py", games=cfg.games,
         )  # fmt: skip
-        add_cards([line], place.out)
+        add_cards([line if cfg.data.dond else {**line, "data": "scripted dialogues"}], place.out)
         for key, each in figures.items():
             if key[0] != NAIVE or seed == cfg.seeds[0]:
                 found.setdefault(key, []).append(each)
@@ -140,7 +141,7 @@ def of_seed(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Fi
         path = place.cells / f"situations-{digest({'most': SITUATIONS, **about})[:8]}.json"
         if not path.exists():
             write_json(path, {"rows": situations(made)})
-        columns = ("place", "intent_is", "counts", "intent", "heard", "human", "message")
+        columns = ("place", "intent_is", "counts", "intent", "heard", called("human", cfg), "message")
         write_csv(place.out / "situations.csv", columns, read_json(path)["rows"])
     return {**found, **figures, **(play(made, ensemble, cfg, spec, place) if ensemble else {})}
 
@@ -180,6 +181,13 @@ def stand_in(cfg: DictConfig, spec: PlaySpec, place: Workspace) -> str:
     if not (folder / "test.txt").exists():
         write_scripted(folder, env, cfg.scripted_games)
     return str(folder)
+
+
+def called(name: str, cfg: DictConfig) -> str:
+    """Returns the name that a figure, column or player is written under: people's are scripts' without human data."""
+    for word, instead in () if cfg.data.dond else SCRIPTED.items():
+        name = name.replace(word, instead)
+    return name
 
 
 def make_models(seed: int, data: str, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Made:
@@ -333,7 +341,8 @@ def dialogue(made: Made, arm: str, cfg: DictConfig, place: Workspace) -> Figures
             claims = [" ".join(map(str, claim)) for claim in (each.intent.own, each.stated or ())]
             lines.append([arm, name, each.human, each.message, *claims])
     if arm == "both" and not made.seed:
-        write_csv(place.out / "control.csv.gz", ("arm", "intent_is", "human", "message", "intent", "stated"), lines)
+        columns = ("arm", "intent_is", called("human", cfg), "message", "intent", "stated")
+        write_csv(place.out / "control.csv.gz", columns, lines)
     return {**{(arm, name): each for name, each in figures.items()}, **found_by_people}
 
 
@@ -380,6 +389,7 @@ def play(made: Made, ensemble: Ensemble, cfg: DictConfig, spec: PlaySpec, place:
             path = place.cells / f"games-s{made.seed}-{digest(about)[:10]}.json"
             if not path.exists():
                 agent = seat(made, arm, ensemble, cicero, limits, cfg.temperature)
+                agent.name = called(agent.name, cfg)
                 place.bar.stage(f"seed {made.seed}: {arm} v {partner}", cfg.games)
                 other = agent if partner == ITSELF else people(made, "partner", limits, cfg.temperature)
                 if partner not in (PEOPLE, ITSELF):
@@ -504,7 +514,12 @@ def label(row: TableRow) -> str:
 def draw(rows: Sequence[TableRow], path: Path) -> None:
     """Perplexity by arm, control by arm, recall by kind, and the ablation's scores."""
     panels = {
-        "perplexity of human messages": [r for r in rows if r.metric == "drift/human_perplexity" and r.arm in ARMS],
+        **{
+            f"perplexity of {whose} messages": [
+                r for r in rows if r.metric == f"drift/{whose}_perplexity" and r.arm in ARMS
+            ]
+            for whose in ("human", "scripted")
+        },
         "stated split is the intent's": [r for r in rows if r.metric in ("intent/control", "intent/items")],
         "nonsense caught": [r for r in rows if r.metric.startswith("filter/recall/") and r.arm == HEADS],
         "score": [r for r in rows if r.metric == "game/score" and not {"v", "-"} & {*r.arm.split()}],

@@ -1,6 +1,8 @@
 """Players with `+cicero` from the command line, and the study that makes them, on scripted dialogues."""
 
+import gzip
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -238,6 +240,27 @@ def test_a_filter_that_refused_nothing_counts_as_0() -> None:
     }  # fmt: skip
 
 
+def test_people_are_called_so_where_their_dialogues_are_given() -> None:
+    """And scripts where scripted dialogues stand in; in the figure too, which is drawn from a table alone."""
+    human, scripted = (configure("intents", f"data.dond={folder}") for folder in ("DIR", "null"))
+    for name, instead in (
+        ("people v scripted", "model of scripts v scripted"),
+        ("human messages", "scripted messages"),
+        ("drift/human_perplexity", "drift/scripted_perplexity"),
+    ):
+        assert intents.called(name, human) == name and intents.called(name, scripted) == instead
+        assert intents.called("all - intents", scripted) == "all - intents"
+
+
+@pytest.mark.parametrize("whose", ["human", "scripted"])
+def test_a_figure_says_whose_messages_it_is_about(whose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: dict[str, list] = {}
+    monkeypatch.setattr(intents, "draw_panels", lambda panels, path: drawn.update(panels))
+    row = intents.table_row("none", f"drift/{whose}_perplexity", [rate([True])])
+    intents.draw([row], tmp_path / "figure.svg")
+    assert drawn == {f"perplexity of {whose} messages": [row]}
+
+
 def test_intervals_of_shares_end_at_0_and_1() -> None:
     """Over few seeds Student's t reaches beyond them."""
     names = [f"filter/recall/{kind}" for kind in KINDS]
@@ -260,16 +283,24 @@ def test_the_study_goes_from_dialogues_to_a_table(
     rows = csv_rows(tmp_path / "out" / "table.csv")
     metrics = {row["metric"] for row in rows}
     assert {"intent/correspondence", "intent/stated", "filter/false", "game/score", "game/agreement"} <= metrics
-    assert {r["arm"] for r in rows if r["metric"] == "drift/human_perplexity"} >= {"none", "state", "intent", "both"}
-    assert {"no intents", "intents", "all", "people", "sampled", "coshar", "all - intents"} <= {
+    assert {r["arm"] for r in rows if r["metric"] == "drift/scripted_perplexity"} >= {"none", "state", "intent", "both"}
+    assert {"no intents", "intents", "all", "model of scripts", "sampled", "coshar", "all - intents"} <= {
         r["arm"] for r in rows if r["metric"] == "game/score"
     }
+    assert "scripted messages" in {row["arm"] for row in rows}
     assert (tmp_path / "out" / "figure.svg").is_file() and (tmp_path / "intents-both-s0" / PARTS).is_file()
     told = csv_rows(tmp_path / "out" / "situations.csv")
     assert {row["intent_is"] for row in told if row["place"] == "0"} == {"annotated", "another", "a third"}
-    assert len({row["human"] for row in told if row["place"] == "0"}) == 1
+    assert len({row["scripted"] for row in told if row["place"] == "0"}) == 1
+    for path in (tmp_path / "out").iterdir():
+        text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
+        assert not re.search("human|people", text), path
+    seated = [set(json.loads(line)["players"].values()) for path in (tmp_path / "intents").glob("games-*.jsonl")
+              for line in path.read_text().splitlines()]  # fmt: skip
+    assert {"model of scripts", "partner"} in seated and not any("people" in names for names in seated)
     (card,) = map(json.loads, (tmp_path / "out" / "cards.jsonl").read_text().splitlines())
     assert card["run"].startswith("intents-s0@") and card["figures"]["all: game/score"]
+    assert card["data"] == "scripted dialogues"
     monkeypatch.setattr(intents, "controlled", None)  # nothing is generated again
     intents.main(configure("intents", *small))
     assert (tmp_path / "out" / "table.csv").read_text() == first
