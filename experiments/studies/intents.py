@@ -27,7 +27,7 @@ from omegaconf import DictConfig
 from envs.human_dond import read_split
 from experiments.launch.command import command
 from experiments.launch.terminal import say
-from experiments.setup.entrants import text_player
+from experiments.setup.entrants import say_refusals, text_player
 from experiments.setup.select import add_cards
 from experiments.setup.spec import PlaySpec, play_spec
 from experiments.studies.cells import Workspace, begin, check_play
@@ -396,6 +396,7 @@ def play(made: Made, ensemble: Ensemble, cfg: DictConfig, spec: PlaySpec, place:
                     other = text_player(partner, "dond", "partners")
                 episodes = rollout(games, turn_about(agent, other), make_env, limits.concurrency, place.bar.advance)
                 place.bar.close()
+                say_refusals(agent, other)
                 found_ = {"games": measured(episodes, agent.name, made), "counts": counts_of(agent)}
                 write_json(path, {"arm": arm, "partner": partner, **found_})
                 write_episodes(path.with_suffix(".jsonl"), episodes[:40])

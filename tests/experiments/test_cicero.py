@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import marl
-from experiments import evaluate, train
+from experiments import evaluate, play, train
 from experiments.setup import entrants
 from experiments.setup.players import (
     check_intents,
@@ -69,6 +69,21 @@ def test_evaluation_and_transcripts(player: str, tmp_path: Path) -> None:
     episodes = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
     own = [t for e in episodes for t in e["turns"] if e["players"][t["agent"]] == "intents-both-s0+cicero"]
     assert own and all(t["thoughts"].startswith("intent: ") for t in own)
+
+
+def test_commands_say_once_which_filter_refuses_everything(
+    player: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No message can raise a probability by 1."""
+    small = ("device=cpu", "env.max_entries=4", *WEAK, "games=4", "cicero.correspondence=1", f"out={tmp_path}")
+    monkeypatch.setattr("builtins.input", lambda prompt: "[message] hi")
+    for main, how in (
+        (evaluate.main, configure("evaluate", f"players=[{player}]", "progress=false", "threads=1", *small)),
+        (play.main, configure("play", f"opponent={player}", *small)),
+    ):
+        main(how)
+        said = [line for line in capsys.readouterr().out.splitlines() if "no message passed the filters" in line]
+        assert len(said) == 1 and re.search(r"draws were refused: .*correspondence \d+%", said[0]), said
 
 
 def test_a_seat_of_a_cast(player: str) -> None:
