@@ -15,7 +15,7 @@ Writes `table.csv`, `figure.svg`, `cards.jsonl` (a line a seed), `control.csv.gz
 import functools
 import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from marl.common.files import digest, read_json, write_json
 from marl.intents.agent import ACTION, DIALOGUE, NONSENSE, CiceroAgent, CiceroConfig, Parts
 from marl.intents.annotate import correspondence, named_items
 from marl.intents.borrowed import Lessons
-from marl.intents.corruptions import KINDS, Bigrams
+from marl.intents.corruptions import KINDS, Bigrams, Place
 from marl.intents.filters import ORDER
 from marl.intents.measure import control, controlled, human_perplexity, perplexity, read_messages, spoiled, spoken
 from marl.intents.nonsense import Ensemble, train
@@ -103,6 +103,8 @@ def main(cfg: DictConfig) -> None:
     check(cfg)
     spec, place = play_spec(cfg), begin(cfg)
     data = str(cfg.data.dond) if cfg.data.dond else stand_in(cfg, spec, place)
+    if cfg.games:
+        check_messages(data)
     found: dict[tuple[str, str], list[Interval]] = {}
     for seed in cfg.seeds:
         made = make_models(seed, data, cfg, spec, place)
@@ -181,6 +183,22 @@ def stand_in(cfg: DictConfig, spec: PlaySpec, place: Workspace) -> str:
     if not (folder / "test.txt").exists():
         write_scripted(folder, env, cfg.scripted_games)
     return str(folder)
+
+
+def check_messages(data: str) -> None:
+    """Refuses dialogues of which no kind of corruption changes a message, before anything learns from them."""
+    own = {
+        split: [
+            (text, view.counts) for view in read_views(data, split) for who, text in view.turns if who == "YOU" and text
+        ]
+        for split in ("train", "test")
+    }
+    strangers, rng = [text for text, _ in own["train"]], np.random.default_rng(0)
+    weak = Bigrams.of(strangers)
+    for split, said in own.items():
+        places = ((text, Place(counts, (), strangers, weak)) for text, counts in said)
+        if not any(corrupt(*each, rng) for each in places for corrupt in KINDS.values()):
+            raise no_nonsense(split)
 
 
 def called(name: str, cfg: DictConfig) -> str:
@@ -262,30 +280,54 @@ def nonsense(made: Made, cfg: DictConfig, folder: Path) -> Figures:
     }
     strangers = [each.message for each in own["train"]]
     weak = Bigrams.of(strangers)
-    human = {name: read_messages(made.action, [(s, s.message) for s in found]) for name, found in own.items()}
     worse = {
         name: {kind: spoiled(own[name], kind, strangers, weak, rng) for kind in KINDS} for name in ("train", "test")
     }
     say(f"nonsense: {', '.join(f'{len(found)} {kind}' for kind, found in worse['train'].items())}")
+    learned = changing([*KINDS], worse, "train", "is left out, and in no figure")
+    shown = changing(learned, worse, "test", "is in no figure")
+    human = {name: read_messages(made.action, [(s, s.message) for s in found]) for name, found in own.items()}
     read = {
-        name: {kind: read_messages(made.action, found) for kind, found in kinds.items() if found}
-        for name, kinds in worse.items()
+        name: {kind: read_messages(made.action, worse[name][kind]) for kind in kinds}
+        for name, kinds in (("train", learned), ("test", shown))
     }
     ensemble = train(human["train"], read["train"], human["val"], made.seed)
     thresholds = ensemble.thresholds(cfg.filter_rate)
     figures = {(HEADS, "filter/false"): rate(ensemble.rejected(human["test"], thresholds).tolist())}
     for kind, found in read["test"].items():
         figures[HEADS, f"filter/recall/{kind}"] = rate(ensemble.rejected(found, thresholds).tolist())
-        rest = ensemble.without(kind)
-        unseen = rest.rejected(found, rest.thresholds(cfg.filter_rate))
-        figures[UNSEEN, f"filter/recall/{kind}"] = rate(unseen.tolist())
+        if len(learned) > 1:
+            rest = ensemble.without(kind)
+            unseen = rest.rejected(found, rest.thresholds(cfg.filter_rate))
+            figures[UNSEEN, f"filter/recall/{kind}"] = rate(unseen.tolist())
     ensemble.save(folder)
     return figures
 
 
+def changing(kinds: Sequence[str], worse: Mapping[str, Mapping[str, Sized]], split: str, so: str) -> list[str]:
+    """The kinds of corruption that change a message of a split. Says so of the others; UserError if none does."""
+    left = [kind for kind in kinds if worse[split][kind]]
+    if not left:
+        raise no_nonsense(split)
+    for kind in kinds:
+        if kind not in left:
+            say(f"nonsense: {kind} changes none of the {split} messages, so that it {so}")
+    return left
+
+
+def no_nonsense(split: str) -> UserError:
+    return UserError(
+        f"No kind of corruption changes any of the {split} messages, so that there is no nonsense to tell apart. Give "
+        f"more dialogues (data.dond) or messages (nonsense.{split}), or leave out the games (games=0)"
+    )
+
+
 def read_views(data: str, split: Any) -> list[Any]:
     """The usable views of a split."""
-    return list(read_split(data, split).usable)
+    try:
+        return list(read_split(data, split).usable)
+    except (OSError, ValueError) as error:
+        raise UserError(f"data.dond={data}: {error}") from error
 
 
 def save_players(made: Made, ensemble: Ensemble | None, runs: Path) -> None:

@@ -29,6 +29,8 @@ from marl.common.files import csv_rows, write_json
 from marl.intents.agent import ACTION, CICERO, DIALOGUE, NONSENSE, PARTS, CiceroAgent, CiceroConfig, Parts, ToldAgent
 from marl.intents.corruptions import KINDS
 from marl.intents.filters import ORDER
+from marl.intents.nonsense import Ensemble
+from marl.intents.standin import write_scripted
 from marl.metrics.stats import rate
 from marl.metrics.wording import wording
 from marl.planning.planner import PlannerConfig
@@ -39,7 +41,7 @@ from marl.storage.checkpoint import folder_digest, save_policy
 from marl.types import Episode
 from tests.composing import configure
 from tests.experiments.studies.test_frontier import TEST
-from tests.human_dialogues import write
+from tests.human_dialogues import CLASH, DEAL, LOST, write
 from tests.marl.intents.test_filters import ensemble
 from tests.marl.planners import negotiator
 
@@ -220,6 +222,7 @@ def test_a_folder_without_an_arm(player: str, tmp_path: Path) -> None:
         ("arms=[none]", r"arms=\['none'\]: games need the arms state and both"),
         ("arms=[some,state,both]", "arms: some must be one of none, state, intent, both"),
         ("games=-1", "games=-1"),
+        ("data.dond=nowhere", r"data\.dond=nowhere: nowhere/data\.txt is missing"),
         ("filter_rate=0", r"filter_rate=0: must be a share between 0 and 1"),
         ("nonsense.val=0", r"nonsense\.val=0: must be a whole number, at least 1"),
         ("partners=[nobody]", "partners: nobody is neither a run's folder nor"),
@@ -245,6 +248,61 @@ def test_games_are_played_again_with_other_limits_or_another_ensemble() -> None:
 
     assert key("all") == key("all", "control=1") and key("all") != key("all", max_new_tokens=9)
     assert key("all") != key("all", "nonsense.train=9") and key("intents") == key("intents", "nonsense.train=9")
+
+
+ONE_WORD = DEAL.replace("i would like 4 hats", "deal")
+
+
+@pytest.mark.parametrize(
+    ("split", "rows"),
+    [("train", (ONE_WORD, CLASH, LOST)), ("test", (ONE_WORD, DEAL, CLASH, LOST))],
+)
+def test_dialogues_that_no_corruption_changes_are_refused_before_training(
+    split: str, rows: tuple[str, ...], tmp_path: Path
+) -> None:
+    """All messages are the same; or the test dialogues have none of the player's."""
+    data = write(tmp_path, rows)
+    with pytest.raises(UserError, match=rf"changes any of the {split} messages.* \(nonsense\.{split}\), or .*games=0"):
+        intents.main(configure("intents", f"data.dond={data}", f"runs={tmp_path}", "progress=false"))
+    assert not (tmp_path / "bases").exists()
+
+
+@pytest.mark.parametrize(
+    ("learned", "shown", "error"),
+    [
+        ([kind for kind in KINDS if kind != "total"], [kind for kind in KINDS if kind not in ("total", "weak")], ""),
+        (["items"], ["items", "weak"], ""),
+        ([], ["items"], r"No kind of corruption changes any of the train messages.* \(nonsense\.train\)"),
+        (["items"], ["weak"], r"No kind of corruption changes any of the test messages.* \(nonsense\.test\)"),
+    ],
+)
+def test_kinds_of_nonsense_that_change_no_message_are_left_out_in_words(
+    learned: list[str], shown: list[str], error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    spoil = intents.spoiled
+    monkeypatch.setattr(
+        intents, "spoiled", lambda own, kind, *how: spoil(own, kind, *how) * (kind in (learned, shown)[len(own) < 60])
+    )
+    data = str(write_scripted(tmp_path / "data", ENV, 120))
+    made = intents.Made(0, ENV, data, negotiator(), [], {}, {}, {})
+    cfg = configure("intents", "nonsense={train: 60, val: 40, test: 40}")
+    if error:
+        with pytest.raises(UserError, match=error):
+            intents.nonsense(made, cfg, tmp_path / "ensemble")
+        return
+    figures = intents.nonsense(made, cfg, tmp_path / "ensemble")
+    assert list(Ensemble.load(tmp_path / "ensemble").kinds) == learned
+    both = [kind for kind in KINDS if kind in learned and kind in shown]
+    assert [m.rpartition("/")[2] for arm, m in figures if arm == intents.HEADS] == ["false", *both]
+    assert [m.rpartition("/")[2] for arm, m in figures if arm == intents.UNSEEN] == both * (len(learned) > 1)
+    lines = [line for line in capsys.readouterr().out.splitlines() if " changes none of " in line]
+    assert lines == [
+        *(f"nonsense: {kind} changes none of the train messages, so that it is left out, and in no figure"
+          for kind in KINDS if kind not in learned),
+        *(f"nonsense: {kind} changes none of the test messages, so that it is in no figure"
+          for kind in learned if kind not in shown),
+    ]  # fmt: skip
 
 
 def test_a_filter_that_refused_nothing_counts_as_0() -> None:
