@@ -29,6 +29,7 @@ from experiments.setup.entrants import (
     find_player,
     is_model,
     role_against_role,
+    say_refusals,
     voiced,
     with_planners,
 )
@@ -130,6 +131,7 @@ def main(cfg: DictConfig) -> None:
         prior = any("prior_log_loss" in entry for entry in entries)
         say("\nbelief after so many messages" + ", beside the exact prior without any talk" * prior)
         say(by_message_table(entries))
+    say_refusals(first, second)
     if spec.chat:
         say(f"\n{spec.chat.summary()}")
 

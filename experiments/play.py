@@ -27,7 +27,7 @@ from experiments.launch.command import command
 from experiments.launch.terminal import say
 from experiments.setup.config import plain
 from experiments.setup.devices import pick_device
-from experiments.setup.entrants import as_in_runs, find_player
+from experiments.setup.entrants import as_in_runs, find_player, say_refusals
 from experiments.setup.memory import with_room
 from experiments.setup.players import check_plans, in_runs
 from experiments.setup.spec import PlaySpec, behind_endpoint, play_spec
@@ -169,6 +169,7 @@ def main(cfg: DictConfig) -> None:
     with suppress(OSError):
         if record:
             say(f"recorded: {record}")
+        say_refusals(opponent)
         if parts.chat:
             say(parts.chat.summary())
 

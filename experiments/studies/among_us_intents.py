@@ -24,6 +24,7 @@ from omegaconf import DictConfig
 
 from experiments.launch.command import command
 from experiments.launch.terminal import say
+from experiments.setup.entrants import say_refusals
 from experiments.setup.select import add_cards
 from experiments.setup.spec import PlaySpec, play_spec
 from experiments.studies.cells import Workspace, begin
@@ -292,6 +293,7 @@ def games_of(
         lambda game, env: {seat: agents[role] for seat, role in env.facts["roles"].items()},
         env_maker(made.env), limits.concurrency, place.bar.advance,
     )  # fmt: skip
+    say_refusals(*agents.values())
     write_episodes(path.with_suffix(".jsonl"), episodes[:40])
     games = [{"won": e.outcome["winner"] == "crewmates", "how": e.outcome["how"]} for e in episodes]
     return {"games": games, "counts": dict(planner.counts) if planner else {}}

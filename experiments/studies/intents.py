@@ -15,7 +15,7 @@ Writes `table.csv`, `figure.svg`, `cards.jsonl` (a line a seed), `control.csv.gz
 import functools
 import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from omegaconf import DictConfig
 from envs.human_dond import read_split
 from experiments.launch.command import command
 from experiments.launch.terminal import say
-from experiments.setup.entrants import text_player
+from experiments.setup.entrants import say_refusals, text_player
 from experiments.setup.select import add_cards
 from experiments.setup.spec import PlaySpec, play_spec
 from experiments.studies.cells import Workspace, begin, check_play
@@ -39,7 +39,7 @@ from marl.common.files import digest, read_json, write_json
 from marl.intents.agent import ACTION, DIALOGUE, NONSENSE, CiceroAgent, CiceroConfig, Parts
 from marl.intents.annotate import correspondence, named_items
 from marl.intents.borrowed import Lessons
-from marl.intents.corruptions import KINDS, Bigrams
+from marl.intents.corruptions import KINDS, Bigrams, Place
 from marl.intents.filters import ORDER
 from marl.intents.measure import control, controlled, human_perplexity, perplexity, read_messages, spoiled, spoken
 from marl.intents.nonsense import Ensemble, train
@@ -76,6 +76,7 @@ ROUND = 1000  # between the seeds of two rounds
 SITUATIONS = 8  # places whose messages are shown under several intents
 REFUSED = "filter/refused/"  # shares of drawn messages
 BY_PEOPLE = "human messages"
+SCRIPTED = {"human": "scripted", PEOPLE: "model of scripts"}  # in names, where scripted dialogues stand in
 NAIVE = "naive annotation"  # the same for all seeds
 HEADS, UNSEEN = "ensemble", "ensemble, kind unseen"
 OFF = {"repetition": False, "nonsense": 0.0, "correspondence": None, "value": 1.0}
@@ -101,15 +102,17 @@ def main(cfg: DictConfig) -> None:
     check(cfg)
     spec, place = play_spec(cfg), begin(cfg)
     data = str(cfg.data.dond) if cfg.data.dond else stand_in(cfg, spec, place)
+    if cfg.games:
+        check_messages(data)
     found: dict[tuple[str, str], list[Interval]] = {}
     for seed in cfg.seeds:
         made = make_models(seed, data, cfg, spec, place)
-        figures = of_seed(made, cfg, spec, place)
+        figures = {(called(a, cfg), called(m, cfg)): each for (a, m), each in of_seed(made, cfg, spec, place).items()}
         models = {name: folder_digest(folder) for name, folder in made.folders.items()}
         line = card(
             f"intents-s{seed}", seed, models, figures, arm="intents", command="intents.py", games=cfg.games,
         )  # fmt: skip
-        add_cards([line], place.out)
+        add_cards([line if cfg.data.dond else {**line, "data": "scripted dialogues"}], place.out)
         for key, each in figures.items():
             if key[0] != NAIVE or seed == cfg.seeds[0]:
                 found.setdefault(key, []).append(each)
@@ -139,7 +142,7 @@ def of_seed(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Fi
         path = place.cells / f"situations-{digest({'most': SITUATIONS, **about})[:8]}.json"
         if not path.exists():
             write_json(path, {"rows": situations(made)})
-        columns = ("place", "intent_is", "counts", "intent", "heard", "human", "message")
+        columns = ("place", "intent_is", "counts", "intent", "heard", called("human", cfg), "message")
         write_csv(place.out / "situations.csv", columns, read_json(path)["rows"])
     return {**found, **figures, **(play(made, ensemble, cfg, spec, place) if ensemble else {})}
 
@@ -179,6 +182,29 @@ def stand_in(cfg: DictConfig, spec: PlaySpec, place: Workspace) -> str:
     if not (folder / "test.txt").exists():
         write_scripted(folder, env, cfg.scripted_games)
     return str(folder)
+
+
+def check_messages(data: str) -> None:
+    """Refuses dialogues of which no kind of corruption changes a message, before anything learns from them."""
+    own = {
+        split: [
+            (text, view.counts) for view in read_views(data, split) for who, text in view.turns if who == "YOU" and text
+        ]
+        for split in ("train", "test")
+    }
+    strangers, rng = [text for text, _ in own["train"]], np.random.default_rng(0)
+    weak = Bigrams.of(strangers)
+    for split, said in own.items():
+        places = ((text, Place(counts, (), strangers, weak)) for text, counts in said)
+        if not any(corrupt(*each, rng) for each in places for corrupt in KINDS.values()):
+            raise no_nonsense(split)
+
+
+def called(name: str, cfg: DictConfig) -> str:
+    """Returns the name that a figure, column or player is written under: people's are scripts' without human data."""
+    for word, instead in () if cfg.data.dond else SCRIPTED.items():
+        name = name.replace(word, instead)
+    return name
 
 
 def make_models(seed: int, data: str, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Made:
@@ -253,30 +279,54 @@ def nonsense(made: Made, cfg: DictConfig, folder: Path) -> Figures:
     }
     strangers = [each.message for each in own["train"]]
     weak = Bigrams.of(strangers)
-    human = {name: read_messages(made.action, [(s, s.message) for s in found]) for name, found in own.items()}
     worse = {
         name: {kind: spoiled(own[name], kind, strangers, weak, rng) for kind in KINDS} for name in ("train", "test")
     }
     say(f"nonsense: {', '.join(f'{len(found)} {kind}' for kind, found in worse['train'].items())}")
+    learned = changing([*KINDS], worse, "train", "is left out, and in no figure")
+    shown = changing(learned, worse, "test", "is in no figure")
+    human = {name: read_messages(made.action, [(s, s.message) for s in found]) for name, found in own.items()}
     read = {
-        name: {kind: read_messages(made.action, found) for kind, found in kinds.items() if found}
-        for name, kinds in worse.items()
+        name: {kind: read_messages(made.action, worse[name][kind]) for kind in kinds}
+        for name, kinds in (("train", learned), ("test", shown))
     }
     ensemble = train(human["train"], read["train"], human["val"], made.seed)
     thresholds = ensemble.thresholds(cfg.filter_rate)
     figures = {(HEADS, "filter/false"): rate(ensemble.rejected(human["test"], thresholds).tolist())}
     for kind, found in read["test"].items():
         figures[HEADS, f"filter/recall/{kind}"] = rate(ensemble.rejected(found, thresholds).tolist())
-        rest = ensemble.without(kind)
-        unseen = rest.rejected(found, rest.thresholds(cfg.filter_rate))
-        figures[UNSEEN, f"filter/recall/{kind}"] = rate(unseen.tolist())
+        if len(learned) > 1:
+            rest = ensemble.without(kind)
+            unseen = rest.rejected(found, rest.thresholds(cfg.filter_rate))
+            figures[UNSEEN, f"filter/recall/{kind}"] = rate(unseen.tolist())
     ensemble.save(folder)
     return figures
 
 
+def changing(kinds: Sequence[str], worse: Mapping[str, Mapping[str, Sized]], split: str, so: str) -> list[str]:
+    """The kinds of corruption that change a message of a split. Says so of the others; UserError if none does."""
+    left = [kind for kind in kinds if worse[split][kind]]
+    if not left:
+        raise no_nonsense(split)
+    for kind in kinds:
+        if kind not in left:
+            say(f"nonsense: {kind} changes none of the {split} messages, so that it {so}")
+    return left
+
+
+def no_nonsense(split: str) -> UserError:
+    return UserError(
+        f"No kind of corruption changes any of the {split} messages, so that there is no nonsense to tell apart. Give "
+        f"more dialogues (data.dond) or messages (nonsense.{split}), or leave out the games (games=0)"
+    )
+
+
 def read_views(data: str, split: Any) -> list[Any]:
     """The usable views of a split."""
-    return list(read_split(data, split).usable)
+    try:
+        return list(read_split(data, split).usable)
+    except (OSError, ValueError) as error:
+        raise UserError(f"data.dond={data}: {error}") from error
 
 
 def save_players(made: Made, ensemble: Ensemble | None, runs: Path) -> None:
@@ -332,7 +382,8 @@ def dialogue(made: Made, arm: str, cfg: DictConfig, place: Workspace) -> Figures
             claims = [" ".join(map(str, claim)) for claim in (each.intent.own, each.stated or ())]
             lines.append([arm, name, each.human, each.message, *claims])
     if arm == "both" and not made.seed:
-        write_csv(place.out / "control.csv.gz", ("arm", "intent_is", "human", "message", "intent", "stated"), lines)
+        columns = ("arm", "intent_is", called("human", cfg), "message", "intent", "stated")
+        write_csv(place.out / "control.csv.gz", columns, lines)
     return {**{(arm, name): each for name, each in figures.items()}, **found_by_people}
 
 
@@ -379,12 +430,14 @@ def play(made: Made, ensemble: Ensemble, cfg: DictConfig, spec: PlaySpec, place:
             path = place.cells / f"games-s{made.seed}-{digest(about)[:10]}.json"
             if not path.exists():
                 agent = seat(made, arm, ensemble, cicero, limits, cfg.temperature)
+                agent.name = called(agent.name, cfg)
                 place.bar.stage(f"seed {made.seed}: {arm} v {partner}", cfg.games)
                 other = agent if partner == ITSELF else people(made, "partner", limits, cfg.temperature)
                 if partner not in (PEOPLE, ITSELF):
                     other = text_player(partner, "dond", "partners")
                 episodes = rollout(games, turn_about(agent, other), make_env, limits.concurrency, place.bar.advance)
                 place.bar.close()
+                say_refusals(agent, other)
                 found_ = {"games": measured(episodes, agent.name, made), "counts": counts_of(agent)}
                 write_json(path, {"arm": arm, "partner": partner, **found_})
                 write_episodes(path.with_suffix(".jsonl"), episodes[:40])
@@ -502,7 +555,12 @@ def label(row: TableRow) -> str:
 def draw(rows: Sequence[TableRow], path: Path) -> None:
     """Perplexity by arm, control by arm, recall by kind, and the ablation's scores."""
     panels = {
-        "perplexity of human messages": [r for r in rows if r.metric == "drift/human_perplexity" and r.arm in ARMS],
+        **{
+            f"perplexity of {whose} messages": [
+                r for r in rows if r.metric == f"drift/{whose}_perplexity" and r.arm in ARMS
+            ]
+            for whose in ("human", "scripted")
+        },
         "stated split is the intent's": [r for r in rows if r.metric in ("intent/control", "intent/items")],
         "nonsense caught": [r for r in rows if r.metric.startswith("filter/recall/") and r.arm == HEADS],
         "score": [r for r in rows if r.metric == "game/score" and not {"v", "-"} & {*r.arm.split()}],

@@ -28,7 +28,7 @@ from envs.core import END, TurnKind
 from envs.diplomacy.pure import N
 from experiments.launch.command import command
 from experiments.launch.terminal import say
-from experiments.setup.entrants import configured_base
+from experiments.setup.entrants import configured_base, say_refusals
 from experiments.setup.select import add_cards
 from experiments.setup.spec import PlaySpec, play_spec
 from experiments.studies.cells import Workspace, begin, check_play
@@ -321,6 +321,7 @@ def play(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> tuple
                 place.bar.stage(f"seed {made.seed}: {arm} among {six}", cfg.games)
                 episodes = rollout(games, among(one, others), make_env, cfg.concurrency, place.bar.advance)
                 place.bar.close()
+                say_refusals(one, others)
                 write_json(path, {"arm": arm, "six": six, **measured(episodes, one)})
                 write_episodes(path.with_suffix(".jsonl"), episodes[:20])
             about = read_json(path)

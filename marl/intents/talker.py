@@ -29,6 +29,7 @@ class Talker(ModelAgent, Generic[Mind]):
     counts: Counter[str]
     tag = MESSAGE  # that its messages begin with
     ranks = True  # whether the last filter compares several candidates
+    tried = silent = 0  # replies that messages were drawn for, and those of them for which none passed
 
     @abstractmethod
     def _filter(self, key: Key, mind: Mind, fresh: Sequence[Draw], earlier: Sequence[Draw]) -> None:
@@ -64,7 +65,20 @@ class Talker(ModelAgent, Generic[Mind]):
             self._by_value(key, mind, [d for d in drawn if not d.refused])
         self.counts["drawn"] += len(drawn)
         self.counts.update(f"refused/{draw.refused}" for draw in drawn if draw.refused)
+        self.tried += 1
+        self.silent += all(draw.refused for draw in drawn)
         return drawn
+
+    def refusals(self) -> str:
+        """Says which filter refused how much, if most replies found no message that passed; empty if not."""
+        if 2 * self.silent <= self.tried:
+            return ""
+        drawn, found = self.counts["drawn"], self.counts.most_common()
+        shares = [f"{k.removeprefix('refused/')} {n / drawn:.0%}" for k, n in found if k.startswith("refused/")]
+        return (
+            f"{self.name}: no message passed the filters for {self.silent} of {self.tried} replies. Of {drawn} draws "
+            f"were refused: {', '.join(shares)}"
+        )
 
     def _draw(self, seat: ModelSeat, count: int, done: int) -> list[Draw]:
         """Draws messages after the seat's stream; `done`: how many there are already."""

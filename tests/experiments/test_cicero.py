@@ -1,12 +1,14 @@
 """Players with `+cicero` from the command line, and the study that makes them, on scripted dialogues."""
 
+import gzip
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 import marl
-from experiments import evaluate, train
+from experiments import evaluate, play, train
 from experiments.setup import entrants
 from experiments.setup.players import (
     check_intents,
@@ -27,6 +29,8 @@ from marl.common.files import csv_rows, write_json
 from marl.intents.agent import ACTION, CICERO, DIALOGUE, NONSENSE, PARTS, CiceroAgent, CiceroConfig, Parts, ToldAgent
 from marl.intents.corruptions import KINDS
 from marl.intents.filters import ORDER
+from marl.intents.nonsense import Ensemble
+from marl.intents.standin import write_scripted
 from marl.metrics.stats import rate
 from marl.metrics.wording import wording
 from marl.planning.planner import PlannerConfig
@@ -37,7 +41,7 @@ from marl.storage.checkpoint import folder_digest, save_policy
 from marl.types import Episode
 from tests.composing import configure
 from tests.experiments.studies.test_frontier import TEST
-from tests.human_dialogues import write
+from tests.human_dialogues import CLASH, DEAL, LOST, write
 from tests.marl.intents.test_filters import ensemble
 from tests.marl.planners import negotiator
 
@@ -67,6 +71,21 @@ def test_evaluation_and_transcripts(player: str, tmp_path: Path) -> None:
     episodes = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
     own = [t for e in episodes for t in e["turns"] if e["players"][t["agent"]] == "intents-both-s0+cicero"]
     assert own and all(t["thoughts"].startswith("intent: ") for t in own)
+
+
+def test_commands_say_once_which_filter_refuses_everything(
+    player: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No message can raise a probability by 1."""
+    small = ("device=cpu", "env.max_entries=4", *WEAK, "games=4", "cicero.correspondence=1", f"out={tmp_path}")
+    monkeypatch.setattr("builtins.input", lambda prompt: "[message] hi")
+    for main, how in (
+        (evaluate.main, configure("evaluate", f"players=[{player}]", "progress=false", "threads=1", *small)),
+        (play.main, configure("play", f"opponent={player}", *small)),
+    ):
+        main(how)
+        said = [line for line in capsys.readouterr().out.splitlines() if "no message passed the filters" in line]
+        assert len(said) == 1 and re.search(r"draws were refused: .*correspondence \d+%", said[0]), said
 
 
 def test_a_seat_of_a_cast(player: str) -> None:
@@ -203,6 +222,7 @@ def test_a_folder_without_an_arm(player: str, tmp_path: Path) -> None:
         ("arms=[none]", r"arms=\['none'\]: games need the arms state and both"),
         ("arms=[some,state,both]", "arms: some must be one of none, state, intent, both"),
         ("games=-1", "games=-1"),
+        ("data.dond=nowhere", r"data\.dond=nowhere: nowhere/data\.txt is missing"),
         ("filter_rate=0", r"filter_rate=0: must be a share between 0 and 1"),
         ("nonsense.val=0", r"nonsense\.val=0: must be a whole number, at least 1"),
         ("partners=[nobody]", "partners: nobody is neither a run's folder nor"),
@@ -230,12 +250,88 @@ def test_games_are_played_again_with_other_limits_or_another_ensemble() -> None:
     assert key("all") != key("all", "nonsense.train=9") and key("intents") == key("intents", "nonsense.train=9")
 
 
+ONE_WORD = DEAL.replace("i would like 4 hats", "deal")
+
+
+@pytest.mark.parametrize(
+    ("split", "rows"),
+    [("train", (ONE_WORD, CLASH, LOST)), ("test", (ONE_WORD, DEAL, CLASH, LOST))],
+)
+def test_dialogues_that_no_corruption_changes_are_refused_before_training(
+    split: str, rows: tuple[str, ...], tmp_path: Path
+) -> None:
+    """All messages are the same; or the test dialogues have none of the player's."""
+    data = write(tmp_path, rows)
+    with pytest.raises(UserError, match=rf"changes any of the {split} messages.* \(nonsense\.{split}\), or .*games=0"):
+        intents.main(configure("intents", f"data.dond={data}", f"runs={tmp_path}", "progress=false"))
+    assert not (tmp_path / "bases").exists()
+
+
+@pytest.mark.parametrize(
+    ("learned", "shown", "error"),
+    [
+        ([kind for kind in KINDS if kind != "total"], [kind for kind in KINDS if kind not in ("total", "weak")], ""),
+        (["items"], ["items", "weak"], ""),
+        ([], ["items"], r"No kind of corruption changes any of the train messages.* \(nonsense\.train\)"),
+        (["items"], ["weak"], r"No kind of corruption changes any of the test messages.* \(nonsense\.test\)"),
+    ],
+)
+def test_kinds_of_nonsense_that_change_no_message_are_left_out_in_words(
+    learned: list[str], shown: list[str], error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    spoil = intents.spoiled
+    monkeypatch.setattr(
+        intents, "spoiled", lambda own, kind, *how: spoil(own, kind, *how) * (kind in (learned, shown)[len(own) < 60])
+    )
+    data = str(write_scripted(tmp_path / "data", ENV, 120))
+    made = intents.Made(0, ENV, data, negotiator(), [], {}, {}, {})
+    cfg = configure("intents", "nonsense={train: 60, val: 40, test: 40}")
+    if error:
+        with pytest.raises(UserError, match=error):
+            intents.nonsense(made, cfg, tmp_path / "ensemble")
+        return
+    figures = intents.nonsense(made, cfg, tmp_path / "ensemble")
+    assert list(Ensemble.load(tmp_path / "ensemble").kinds) == learned
+    both = [kind for kind in KINDS if kind in learned and kind in shown]
+    assert [m.rpartition("/")[2] for arm, m in figures if arm == intents.HEADS] == ["false", *both]
+    assert [m.rpartition("/")[2] for arm, m in figures if arm == intents.UNSEEN] == both * (len(learned) > 1)
+    lines = [line for line in capsys.readouterr().out.splitlines() if " changes none of " in line]
+    assert lines == [
+        *(f"nonsense: {kind} changes none of the train messages, so that it is left out, and in no figure"
+          for kind in KINDS if kind not in learned),
+        *(f"nonsense: {kind} changes none of the test messages, so that it is in no figure"
+          for kind in learned if kind not in shown),
+    ]  # fmt: skip
+
+
 def test_a_filter_that_refused_nothing_counts_as_0() -> None:
     """Else a mean over seeds leaves out the seeds where it refused nothing."""
     found = intents.refused({"drawn": 4, "refused/value": 2, "spent": 1}, ["repetition", "value"])
     assert {name: (each.mean, each.n) for name, each in found.items()} == {
         "unfinished": (0.0, 4), "repetition": (0.0, 4), "value": (0.5, 4),
     }  # fmt: skip
+
+
+def test_people_are_called_so_where_their_dialogues_are_given() -> None:
+    """And scripts where scripted dialogues stand in; in the figure too, which is drawn from a table alone."""
+    human, scripted = (configure("intents", f"data.dond={folder}") for folder in ("DIR", "null"))
+    for name, instead in (
+        ("people v scripted", "model of scripts v scripted"),
+        ("human messages", "scripted messages"),
+        ("drift/human_perplexity", "drift/scripted_perplexity"),
+    ):
+        assert intents.called(name, human) == name and intents.called(name, scripted) == instead
+        assert intents.called("all - intents", scripted) == "all - intents"
+
+
+@pytest.mark.parametrize("whose", ["human", "scripted"])
+def test_a_figure_says_whose_messages_it_is_about(whose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: dict[str, list] = {}
+    monkeypatch.setattr(intents, "draw_panels", lambda panels, path: drawn.update(panels))
+    row = intents.table_row("none", f"drift/{whose}_perplexity", [rate([True])])
+    intents.draw([row], tmp_path / "figure.svg")
+    assert drawn == {f"perplexity of {whose} messages": [row]}
 
 
 def test_intervals_of_shares_end_at_0_and_1() -> None:
@@ -260,16 +356,24 @@ def test_the_study_goes_from_dialogues_to_a_table(
     rows = csv_rows(tmp_path / "out" / "table.csv")
     metrics = {row["metric"] for row in rows}
     assert {"intent/correspondence", "intent/stated", "filter/false", "game/score", "game/agreement"} <= metrics
-    assert {r["arm"] for r in rows if r["metric"] == "drift/human_perplexity"} >= {"none", "state", "intent", "both"}
-    assert {"no intents", "intents", "all", "people", "sampled", "coshar", "all - intents"} <= {
+    assert {r["arm"] for r in rows if r["metric"] == "drift/scripted_perplexity"} >= {"none", "state", "intent", "both"}
+    assert {"no intents", "intents", "all", "model of scripts", "sampled", "coshar", "all - intents"} <= {
         r["arm"] for r in rows if r["metric"] == "game/score"
     }
+    assert "scripted messages" in {row["arm"] for row in rows}
     assert (tmp_path / "out" / "figure.svg").is_file() and (tmp_path / "intents-both-s0" / PARTS).is_file()
     told = csv_rows(tmp_path / "out" / "situations.csv")
     assert {row["intent_is"] for row in told if row["place"] == "0"} == {"annotated", "another", "a third"}
-    assert len({row["human"] for row in told if row["place"] == "0"}) == 1
+    assert len({row["scripted"] for row in told if row["place"] == "0"}) == 1
+    for path in (tmp_path / "out").iterdir():
+        text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
+        assert not re.search("human|people", text), path
+    seated = [set(json.loads(line)["players"].values()) for path in (tmp_path / "intents").glob("games-*.jsonl")
+              for line in path.read_text().splitlines()]  # fmt: skip
+    assert {"model of scripts", "partner"} in seated and not any("people" in names for names in seated)
     (card,) = map(json.loads, (tmp_path / "out" / "cards.jsonl").read_text().splitlines())
     assert card["run"].startswith("intents-s0@") and card["figures"]["all: game/score"]
+    assert card["data"] == "scripted dialogues"
     monkeypatch.setattr(intents, "controlled", None)  # nothing is generated again
     intents.main(configure("intents", *small))
     assert (tmp_path / "out" / "table.csv").read_text() == first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -106,6 +107,44 @@ def test_transcripts_show_intents_and_who_refused_what() -> None:
     for episode in episodes:  # all draws spent: silence, or a proposal where one is allowed
         first = next(t for t in episode.turns if t.agent == "player_0")
         assert bool(first.planned) == (episode.facts["first"] == 1) and (first.planned or first.message == "hi")
+
+
+@pytest.mark.parametrize("config", [QUIET, replace(QUIET, correspondence=1.0, draws=3, candidates=1)])
+def test_filters_that_refuse_most_say_how_much(config: CiceroConfig) -> None:
+    """As the transcripts have it: of the replies that messages were drawn for, and of all draws."""
+    player = agent(config)
+    shown = [t.thoughts for episode in games(player) for t in episode.turns if t.agent == "player_0"]
+    asked = [text for text in shown if "passed: " in text or "refused, " in text]
+    silent = [text for text in asked if "passed: " not in text]
+    lines = [line for text in asked for line in text.splitlines()[1:]]
+    assert asked and (player.tried, player.silent) == (len(asked), len(silent))
+    if config == QUIET:
+        assert 2 * len(silent) <= len(asked) and player.refusals() == ""
+    else:
+        counted = Counter(line.partition(": ")[0].removeprefix("refused, ") for line in lines).most_common()
+        assert {name for name, _ in counted} == {"correspondence", "unfinished"}
+        assert player.refusals() == (
+            f"cicero: no message passed the filters for {len(asked)} of {len(asked)} replies. Of {len(lines)} draws "
+            f"were refused: {', '.join(f'{name} {n / len(lines):.0%}' for name, n in counted)}"
+        )
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ((0, 0, {}), ""),
+        ((4, 2, {"drawn": 20, "refused/nonsense": 18}), ""),  # half found one
+        (
+            (4, 3, {"drawn": 50, "refused/value": 1, "refused/unfinished": 4, "refused/nonsense": 40, "spent": 3}),
+            "cicero: no message passed the filters for 3 of 4 replies. Of 50 draws were refused: nonsense 80%, "
+            "unfinished 8%, value 2%",
+        ),
+    ],
+)
+def test_refusals_are_told_where_most_replies_found_no_message(counts: tuple[int, int, Any], said: str) -> None:
+    player = agent()
+    player.tried, player.silent, player.counts = counts[0], counts[1], Counter(counts[2])
+    assert player.refusals() == said
 
 
 def test_candidates_of_least_value_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
