@@ -4,6 +4,8 @@ import gzip
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -185,6 +187,12 @@ def test_who_reads_intents_takes_no_voice_and_is_none(player: str) -> None:
     with pytest.raises(UserError, match=r"voices\[0\]=base: .*\+cicero reads intents"):
         entrants.check_names([player], ["base"], "among_us")
     entrants.check_names([player], ["silence"], "among_us")
+    entrant: Any = SimpleNamespace(learners={}, base=None, planner=PlannerConfig())  # of them, plain models play
+    for seated in (player, f"{player.removesuffix(CICERO)}+plan"):
+        with pytest.raises(UserError, match=r"voices\.imposter=silence: .*\+(cicero|plan) plans"):
+            conditions.check_voices({"imposter": "silence"}, {"imposter": Seats(seated)}, entrant)
+    with pytest.raises(UserError, match=r"voices\.imposter=.*\+cicero: reads intents"):
+        conditions.check_voices({"imposter": player}, {"imposter": Seats("learner")}, entrant)
 
 
 def test_a_player_that_talks_with_a_plan_is_not_planned_once_more(player: str) -> None:
