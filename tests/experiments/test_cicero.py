@@ -233,7 +233,7 @@ def test_a_folder_without_an_arm(player: str, tmp_path: Path) -> None:
         ("data.dond=nowhere", r"data\.dond=nowhere: nowhere/data\.txt is missing"),
         ("filter_rate=0", r"filter_rate=0: must be a share between 0 and 1"),
         ("nonsense.val=0", r"nonsense\.val=0: must be a whole number, at least 1"),
-        ("partners=[nobody]", "partners: nobody is neither a run's folder nor"),
+        ("partners=[base]", "partners: base is neither people nor itself. There is no scripted negotiator 'base'"),
         ("temperature=-1", "temperature=-1: must be a number from"),
         ("lessons.epochs=-1", r"lessons\.epochs=-1: must be a whole number, at least 0"),
         ("lessons.share=1", r"lessons\.share=1: must be at least 0 and below 1"),
