@@ -50,7 +50,7 @@ from marl.agents.model import ModelAgent, PlayConfig, model_agent
 from marl.common.errors import UserError, check_count, check_temperature, check_writable
 from marl.common.files import digest, reading
 from marl.decoding.memory import Slots
-from marl.intents.agent import CiceroConfig
+from marl.intents.agent import CICERO, CiceroConfig
 from marl.metrics.evaluation import metrics
 from marl.metrics.messages import message_metrics
 from marl.metrics.stats import Metrics
@@ -391,6 +391,8 @@ def check_voices(voices: Mapping[str, str], seating: Mapping[str, Seats], entran
             raise UserError(f"voices.{role}={voice}: reads intents, which a voice is not told. Name another voice.")
         if identity_of(seating[role].player, entrant) == seating[role].player:
             raise UserError(f"voices.{role}={voice}: {seating[role].player} is no language model and keeps its voice")
+        if seating[role].player.endswith((SUFFIX, CICERO)):
+            raise UserError(f"voices.{role}={voice}: {seating[role].player} plans and keeps its voice. Leave one out.")
 
 
 def policy_folder(name: str, entrant: Entrant) -> Path | None:

@@ -27,7 +27,8 @@ from omegaconf import DictConfig
 from envs.human_dond import read_split
 from experiments.launch.command import command
 from experiments.launch.terminal import say
-from experiments.setup.entrants import say_refusals, text_player
+from experiments.setup.entrants import say_refusals
+from experiments.setup.players import text_agent
 from experiments.setup.select import add_cards
 from experiments.setup.spec import PlaySpec, play_spec
 from experiments.studies.cells import Workspace, begin, check_play
@@ -162,7 +163,10 @@ def check(cfg: DictConfig) -> None:
     for name, count in cfg.nonsense.items():
         check_count(count, f"nonsense.{name}")
     for partner in {*cfg.partners} - {PEOPLE, ITSELF}:
-        text_player(partner, "dond", "partners")
+        try:
+            text_agent(partner, {"game": "dond"})
+        except UserError as error:
+            raise UserError(f"partners: {partner} is neither {PEOPLE} nor {ITSELF}. {error}") from error
     check_temperature(cfg.temperature, "temperature")
     for seed in cfg.seeds:
         check_count(seed, "seeds", 0)
@@ -434,7 +438,7 @@ def play(made: Made, ensemble: Ensemble, cfg: DictConfig, spec: PlaySpec, place:
                 place.bar.stage(f"seed {made.seed}: {arm} v {partner}", cfg.games)
                 other = agent if partner == ITSELF else people(made, "partner", limits, cfg.temperature)
                 if partner not in (PEOPLE, ITSELF):
-                    other = text_player(partner, "dond", "partners")
+                    other = text_agent(partner, {"game": "dond"})
                 episodes = rollout(games, turn_about(agent, other), make_env, limits.concurrency, place.bar.advance)
                 place.bar.close()
                 say_refusals(agent, other)

@@ -4,6 +4,8 @@ import gzip
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -185,6 +187,12 @@ def test_who_reads_intents_takes_no_voice_and_is_none(player: str) -> None:
     with pytest.raises(UserError, match=r"voices\[0\]=base: .*\+cicero reads intents"):
         entrants.check_names([player], ["base"], "among_us")
     entrants.check_names([player], ["silence"], "among_us")
+    entrant: Any = SimpleNamespace(learners={}, base=None, planner=PlannerConfig())  # of them, plain models play
+    for seated in (player, f"{player.removesuffix(CICERO)}+plan"):
+        with pytest.raises(UserError, match=r"voices\.imposter=silence: .*\+(cicero|plan) plans"):
+            conditions.check_voices({"imposter": "silence"}, {"imposter": Seats(seated)}, entrant)
+    with pytest.raises(UserError, match=r"voices\.imposter=.*\+cicero: reads intents"):
+        conditions.check_voices({"imposter": player}, {"imposter": Seats("learner")}, entrant)
 
 
 def test_a_player_that_talks_with_a_plan_is_not_planned_once_more(player: str) -> None:
@@ -225,7 +233,7 @@ def test_a_folder_without_an_arm(player: str, tmp_path: Path) -> None:
         ("data.dond=nowhere", r"data\.dond=nowhere: nowhere/data\.txt is missing"),
         ("filter_rate=0", r"filter_rate=0: must be a share between 0 and 1"),
         ("nonsense.val=0", r"nonsense\.val=0: must be a whole number, at least 1"),
-        ("partners=[nobody]", "partners: nobody is neither a run's folder nor"),
+        ("partners=[base]", "partners: base is neither people nor itself. There is no scripted negotiator 'base'"),
         ("temperature=-1", "temperature=-1: must be a number from"),
         ("lessons.epochs=-1", r"lessons\.epochs=-1: must be a whole number, at least 0"),
         ("lessons.share=1", r"lessons\.share=1: must be at least 0 and below 1"),
