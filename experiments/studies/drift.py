@@ -296,8 +296,10 @@ def draw(arms: Mapping[tuple[float, str], Mapping[int, Mapping[int, Metrics]]], 
             axes.set_xlabel(WORDING[measure].label.lower() if against else "iteration", fontsize=9)
             axes.spines[["top", "right"]].set_visible(False)
             axes.tick_params(labelsize=8)
+    for row in subplots:
+        for axes, (_, against, _) in zip(row, panels, strict=True):
             if not against:
-                axes.set_ylim(bottom=0)
+                axes.set_ylim(bottom=0)  # after all arms: the top stays where it is
     figure.legend([handles[arm] for arm in colours], colours, loc="outside right upper", frameon=False, fontsize=8)
     save_figure(figure, path)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 
 from experiments import train
@@ -99,6 +100,21 @@ def figures_of(run: str, objective: float, seed: int, iteration: int, **figures:
     for name, value in figures.items():
         key = (objective, run, "cloned", seed, iteration, name.replace("_", "/", 1))
         yield key, Interval(value, value - 0.1, value + 0.1, 100)
+
+
+def test_no_arm_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second arm's shares are above all of the first."""
+    found = []
+    for seed, (arm, end) in enumerate([("first", 0.05), ("second", 0.4)]):
+        for i, inverted in ((0, 0.02), (9, end)):
+            lines = figures_of(f"run-{seed}", 0.0, seed, i, game_score=4.0, talk_inverted=inverted)
+            found += [((key[0], key[1], arm, *key[3:]), own) for key, own in lines]
+    write_intervals(tmp_path / "drift.csv.gz", drift.KEYS, found)
+    figures: list[Figure] = []
+    monkeypatch.setattr(drift, "save_figure", lambda figure, path: figures.append(figure))
+    drift.tabulate(tmp_path / "drift.csv.gz", tmp_path)
+    (axes,) = figures[0].axes
+    assert axes.get_ylim()[0] == 0 and axes.get_ylim()[1] > 0.4
 
 
 def test_objectives_have_rows_of_their_own_and_arms_means_over_seeds(
