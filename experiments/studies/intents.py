@@ -50,7 +50,7 @@ from marl.intents.talker import UNFINISHED
 from marl.intents.training import MIXED, NO_LESSONS, action_model, annotated, dialogue_model, unvaried
 from marl.metrics.drift import likelihood, retold
 from marl.metrics.stats import Interval, Metrics, bootstrap_mean, bootstrap_ratio, rate
-from marl.metrics.tables import TableRow, over_seeds, read_table, write_csv, write_table
+from marl.metrics.tables import TableRow, mean_over_seeds, read_table, write_csv, write_table
 from marl.model.policy import Policy
 from marl.report.figures import HALF, PAPER, save_figure, style_axes
 from marl.report.transcripts import write_episodes
@@ -138,8 +138,11 @@ def of_seed(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Fi
     control = digest({"control": cfg.control, **about})[:8]
     for arm in cfg.arms:
         path = place.cells / f"dialogue-{arm}-s{made.seed}-{control}.json"
-        found |= kept(path, functools.partial(dialogue, made, arm, cfg, place))
+        found |= kept(path, functools.partial(dialogue, made, arm, cfg, path.with_suffix(".csv.gz")))
     if not made.seed and "both" in cfg.arms:
+        generated = place.cells / f"dialogue-both-s0-{control}.csv.gz"
+        if generated.exists():  # not among cells of earlier versions
+            shutil.copyfile(generated, place.out / "control.csv.gz")
         path = place.cells / f"situations-{digest({'most': SITUATIONS, **about})[:8]}.json"
         if not path.exists():
             write_json(path, {"rows": situations(made)})
@@ -359,9 +362,9 @@ def annotation(made: Made, place: Workspace) -> Metrics:
     }
 
 
-def dialogue(made: Made, arm: str, cfg: DictConfig, place: Workspace) -> Figures:
+def dialogue(made: Made, arm: str, cfg: DictConfig, generated: Path) -> Figures:
     """Perplexity of held-out human messages, and control: how many of the messages that state a split state the
-    intent's, under the annotated intent and under another."""
+    intent's, under the annotated intent and under another. Writes those of `both` that name items into `generated`."""
     policy, make_env = made.dialogue[arm], env_maker({**made.env, "split": "train"})
     rng = np.random.default_rng([made.seed, 2])
     figures: Metrics = {
@@ -387,7 +390,7 @@ def dialogue(made: Made, arm: str, cfg: DictConfig, place: Workspace) -> Figures
             lines.append([arm, name, each.human, each.message, *claims])
     if arm == "both" and not made.seed:
         columns = ("arm", "intent_is", called("human", cfg), "message", "intent", "stated")
-        write_csv(place.out / "control.csv.gz", columns, lines)
+        write_csv(generated, columns, lines)
     return {**{(arm, name): each for name, each in figures.items()}, **found_by_people}
 
 
@@ -542,8 +545,8 @@ def figures_of(games: Sequence[Mapping[str, Any]]) -> Metrics:
 
 # --- Tables and figure ------------------------------------------------------------------------------------------------
 def table_row(arm: str, metric: str, seeds: Sequence[Interval]) -> TableRow:
-    """One line, with the interval of `over_seeds`."""
-    each = over_seeds(metric, seeds)
+    """One line, with the interval of `mean_over_seeds`."""
+    each = mean_over_seeds(metric, seeds)
     return TableRow(arm, metric, each.mean, each.low, each.high, len(seeds), sum(one.n for one in seeds))
 
 

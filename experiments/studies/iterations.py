@@ -47,7 +47,7 @@ from marl.common.errors import UserError, check_writable
 from marl.common.files import reading, stem
 from marl.metrics.compute import PASSES
 from marl.metrics.stats import Interval, Metrics, Z, seed_mean, wilson
-from marl.metrics.tables import TableRow, format_table, over_seeds, read_csv, write_csv, write_table
+from marl.metrics.tables import TableRow, format_table, mean_over_seeds, read_csv, write_csv, write_table
 from marl.metrics.wording import WORDING, bounds
 from marl.report.figures import HALF, label_lines, paper_colours, save_figure, style_axes
 from marl.report.page import read_run
@@ -258,7 +258,7 @@ def of_games(curve: Curve) -> dict[int, Metrics]:
 
 def by_iteration(seeds: Mapping[int, Mapping[int, Metrics]]) -> dict[int, Metrics]:
     """Averages over seeds, at each iteration that all have, the metrics that all have. Seeds with the very same figures
-    are one policy, as before training: its intervals are over its games. Others' are those of `over_seeds`."""
+    are one policy, as before training: its intervals are over its games. Others' are those of `mean_over_seeds`."""
     shared = sorted(set.intersection(*(set(of_seed) for of_seed in seeds.values())))
     found: dict[int, Metrics] = {}
     for iteration in shared:
@@ -266,7 +266,8 @@ def by_iteration(seeds: Mapping[int, Mapping[int, Metrics]]) -> dict[int, Metric
         names = [name for name in first if all(name in own for own in others)]
         one = all(own[name].mean == first[name].mean for own in others for name in names)
         found[iteration] = {
-            name: first[name] if one else over_seeds(name, [own[name] for own in (first, *others)]) for name in names
+            name: first[name] if one else mean_over_seeds(name, [first[name], *(own[name] for own in others)])
+            for name in names
         }
     return found
 

@@ -62,7 +62,7 @@ def _row(arm: str, metric: str, found: Interval, seeds: int, games: int) -> Tabl
 
 # --- Arms over seeds --------------------------------------------------------------------------------------------------
 def ablation_table(runs: Sequence[ArmRun], metrics: Sequence[str] | None = None) -> list[TableRow]:
-    """One row for each arm and metric, in order of first appearance; intervals are those of `over_seeds`.
+    """One row for each arm and metric, in order of first appearance; intervals are those of `mean_over_seeds`.
 
     Raises ValueError if an arm has a seed twice or a run lacks a wanted metric.
     """
@@ -81,11 +81,11 @@ def ablation_table(runs: Sequence[ArmRun], metrics: Sequence[str] | None = None)
                     f"metric {metric!r} is missing from arm {arm!r}, seeds {missing}; leave it out or evaluate again"
                 )
             found = [run.metrics[metric] for run in mine]
-            rows.append(_row(arm, metric, over_seeds(metric, found), len(found), sum(value.n for value in found)))
+            rows.append(_row(arm, metric, mean_over_seeds(metric, found), len(found), sum(value.n for value in found)))
     return rows
 
 
-def over_seeds(metric: str, seeds: Sequence[Interval]) -> Interval:
+def mean_over_seeds(metric: str, seeds: Sequence[Interval]) -> Interval:
     """Mean over seeds, cut to the metric's `bounds`. Of one seed: its own interval, over games.
 
     Several seeds: `seed_mean`. Where all have the same share of their games: Wilson's interval over all games, unless

@@ -383,9 +383,10 @@ def test_the_study_goes_from_dialogues_to_a_table(
     assert card["run"].startswith("intents-s0@") and card["figures"]["all: game/score"]
     assert card["data"] == "scripted dialogues"
     monkeypatch.setattr(intents, "controlled", None)  # nothing is generated again
-    intents.main(configure("intents", *small))
-    assert (tmp_path / "out" / "table.csv").read_text() == first
-    assert csv_rows(tmp_path / "out" / "situations.csv") == told
+    intents.main(configure("intents", *small, f"publish={tmp_path}/again"))
+    assert (tmp_path / "again" / "table.csv").read_text() == first
+    assert csv_rows(tmp_path / "again" / "situations.csv") == told
+    assert csv_rows(tmp_path / "again" / "control.csv.gz") == csv_rows(tmp_path / "out" / "control.csv.gz")
     monkeypatch.undo()
     shorter = ("games=0", "action_epochs=0", "epochs=0", "arms=[both]", "lessons.epochs=1")
     shorter = (*shorter, f"publish={tmp_path / 'words'}")
