@@ -27,6 +27,12 @@ parts:
 """
 
 
+def press(page: Any, role: Any, name: str) -> None:
+    """Clicks, and waits for the page that follows."""
+    with page.expect_navigation():
+        page.get_by_role(role, name=name).click()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
 def test_a_study_from_consent_to_the_withdrawal(browser: Any, tmp_path: Path, size: Any, scheme: Any) -> None:
@@ -42,10 +48,10 @@ def test_a_study_from_consent_to_the_withdrawal(browser: Any, tmp_path: Path, si
         assert page.locator("input:invalid").count()
         for box in page.locator("input[type=checkbox]").all():
             box.check()
-        page.get_by_role("button", name="I agree").click()
+        press(page, "button", "I agree")
         check_axe(page, "screening")
         page.get_by_label("Two").check()
-        page.get_by_role("button", name="Go on").click()
+        press(page, "button", "Go on")
         check_axe(page, "overview")
         assert "0 of 3" in page.locator("main").inner_text()
         page.get_by_role("button", name="First game").click()
@@ -59,15 +65,15 @@ def test_a_study_from_consent_to_the_withdrawal(browser: Any, tmp_path: Path, si
             assert sums.count("$") == 2 and f"${earned(folder):.2f}" in sums and "fair" not in page.content()
             if number == 1:
                 page.get_by_role("button", name="Next game").click()
-        page.get_by_role("link", name="Stop here").click()
+        press(page, "link", "Stop here")
         check_axe(page, "overview between games")
-        page.get_by_role("button", name="Stop here and finish").click()
+        press(page, "button", "Stop here and finish")
         check_axe(page, "the end")
         text = page.locator("main").inner_text()
         assert "Thank you" in text and "2 of 3" in text and f"${earned(folder):.2f}" in text
-        page.get_by_role("link", name="Withdraw").click()
+        press(page, "link", "Withdraw")
         check_axe(page, "withdraw")
-        page.get_by_role("button", name="Withdraw and delete").click()
+        press(page, "button", "Withdraw and delete")
         check_axe(page, "withdrawn")
         assert "Everything is deleted" in page.locator("main").inner_text()
         assert not list(folder.glob("*.jsonl"))
