@@ -27,10 +27,11 @@ from experiments.launch.command import command
 from experiments.launch.terminal import say
 from experiments.setup.config import plain
 from experiments.setup.devices import pick_device
-from experiments.setup.entrants import as_in_runs, find_player, say_refusals
+from experiments.setup.entrants import as_in_runs, find_player
 from experiments.setup.memory import with_room
 from experiments.setup.players import check_plans, in_runs
 from experiments.setup.spec import PlaySpec, behind_endpoint, play_spec
+from experiments.studies.talkers import say_refusals
 from marl.agents.base import Agent
 from marl.agents.model import ModelAgent
 from marl.agents.text import TextAgent

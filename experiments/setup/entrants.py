@@ -29,12 +29,11 @@ from experiments.setup.spec import PlaySpec, Spec
 from experiments.setup.stages import base_folder
 from marl.agents.base import Agent
 from marl.agents.chat import CHAT
-from marl.agents.dubbed import SILENCE, Alias, Dubbed
+from marl.agents.dubbed import SILENCE, Dubbed
 from marl.agents.model import ModelAgent
 from marl.common.errors import UserError, check_sizes
 from marl.common.files import reading
 from marl.intents.agent import CICERO
-from marl.intents.talker import Talker
 from marl.model.policy import Policy, longest_stream
 from marl.planning.planner import SUFFIX
 from marl.pretraining.base import base_policy
@@ -157,14 +156,6 @@ def voiced(player: Agent, voice: str | None, spec: PlaySpec, device: torch.devic
     speaker = SILENCE if voice == "silence" else find_player(voice, spec, device, beside)
     assert speaker is SILENCE or isinstance(speaker, ModelAgent)
     return Dubbed(player, speaker, player.name)
-
-
-def say_refusals(*players: Agent) -> None:
-    """Says once of each player whose filters left it without a message for most of its replies."""
-    own = [player.agent if isinstance(player, Alias) else player for player in players]
-    for line in dict.fromkeys(player.refusals() for player in own if isinstance(player, Talker)):
-        if line:
-            say(line)
 
 
 def as_in_runs(cfg: DictConfig, names: Sequence[str]) -> DictConfig:

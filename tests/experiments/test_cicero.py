@@ -247,7 +247,7 @@ def test_bad_settings_of_the_study(setting: str, error: str, tmp_path: Path) -> 
 
 
 def test_games_are_played_again_with_other_limits_or_another_ensemble() -> None:
-    """What was measured is kept under all that decides it."""
+    """Names the kept games of the study by all that decides them."""
     made = intents.Made(0, ENV, "", negotiator(), [], {}, {}, {})
 
     def key(arm: str, *changed: str, **limits: int) -> dict:
