@@ -23,7 +23,7 @@ from marl.metrics.stats import (
 from marl.metrics.wording import bounds
 
 Line = TypeVar("Line")
-ROUNDING = 1e-9  # figures that differ by less are the same
+ROUNDING = 1e-9  # an interval that is narrower has no width
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def mean_over_seeds(metric: str, seeds: Sequence[Interval]) -> Interval:
     """
     means = [seed.mean for seed in seeds]
     found = (seed_mean(means) if len(means) > 1 else seeds[0]).within(*bounds(metric))
-    same = len(means) > 1 and max(means) - min(means) < ROUNDING and any(s.high - s.low > ROUNDING for s in seeds)
+    same = len({*means}) == 1 < len(means) and any(s.high - s.low > ROUNDING for s in seeds)
     held = [seed.mean * seed.n for seed in seeds]  # games, if the figure is a share of them
     if same and bounds(metric) == (0.0, 1.0) and all(abs(each - round(each)) < 0.01 for each in held):
         games = sum(seed.n for seed in seeds)  # agreement of a few seeds is not certainty, unless by rule
