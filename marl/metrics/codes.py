@@ -2,8 +2,7 @@
 
 A password is a form that means "I am one of us". Here a detector learns which forms one role uses more than the other,
 and tells the roles of two speakers of one game apart in games that it has not seen. What it finds need not be a code:
-an imposter that honestly says other things is told apart, too. So compare with the base, and with crossed crews: what a
-crew makes of its own forms, and strangers do not, is private (`heard`).
+an imposter that honestly says other things is told apart, too. So compare with the base, and with crews of other seeds.
 """
 
 from collections import Counter
@@ -74,7 +73,6 @@ def password_metrics(
     episodes: Sequence[Episode],
     rng: np.random.Generator,
     line: Collection[str] | None = None,
-    crossed: Sequence[Episode] = (),
     permutations: int = PERMUTATIONS,
 ) -> Metrics:
     """Measures `talk/password*` in Among Us. `line`: players (names in `Episode.players`) who learned together.
@@ -83,24 +81,20 @@ def password_metrics(
       detector has not seen; .5 by chance, 1 always. `talk/password_p`: the share of permutations of the roles within
       games that do as well. It is at most .05 in one of twenty crews without a code: the false-positive rate.
     - `talk/password_heard`: the same for whether the line votes for a speaker, by how it speaks; `_heard_p`.
-    - With `crossed`, games in which the line sits among partners of another seed: `talk/password_crossed` and
-      `talk/password_heard_crossed`, by the detector of `episodes`. The difference is what the line keeps to itself.
 
     Empty if no game has both an imposter and a crewmate who speak. UserError for another game.
     """
-    if any(not of_among_us(episode.facts) for episode in (*episodes, *crossed)):
+    if any(not of_among_us(episode.facts) for episode in episodes):
         raise UserError("password: these are no games of Among Us. Only there do roles differ, so give such games")
     found: Metrics = {}
-    for name, own, others in (
-        ("talk/password", speakers(episodes), speakers(crossed)),
-        ("talk/password_heard", listened_to(episodes, line), listened_to(crossed, None)),
+    for name, own in (
+        ("talk/password", speakers(episodes)),
+        ("talk/password_heard", listened_to(episodes, line)),
     ):
         if not _pairs(own)[0].size:
             continue
         found[name], share = detected(own, rng, permutations)
         found[f"{name}_p"] = Interval(share, np.nan, np.nan, permutations)
-        if others and _pairs(others)[0].size:
-            found[f"{name}_crossed"] = transferred(own, others, rng)
     return found
 
 
@@ -126,17 +120,6 @@ def detected(
     shares = np.nansum(right, 0) / (~np.isnan(right)).sum(0)
     p = (1 + int((shares[1:] >= shares[0] - 1e-12).sum())) / (1 + permutations)
     return _by_game(right[:, 0], games[pairs[0]], rng), p
-
-
-def transferred(own: Sequence[Speaker], others: Sequence[Speaker], rng: np.random.Generator) -> Interval:
-    """Measures how often the detector made of one set of games tells the labels apart in another."""
-    names = vocabulary(own)
-    labels = np.array([p.label for p in own], float)[:, None]
-    weights = form_weights(_counts(own, names), labels)
-    scores = _means(_counts(others, names)) @ weights
-    pairs = _pairs(others)
-    right = _right(scores, np.array([p.label for p in others], float)[:, None], pairs)
-    return _by_game(right[:, 0], np.array([others[i].game for i in pairs[0]]), rng)
 
 
 def form_weights(counts: Floats, labels: Floats) -> Floats:

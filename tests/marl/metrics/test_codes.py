@@ -8,7 +8,7 @@ import pytest
 
 from envs.core import TurnKind
 from marl.common.errors import UserError
-from marl.metrics.codes import Speaker, detected, listened_to, password_metrics, speakers, transferred
+from marl.metrics.codes import Speaker, detected, listened_to, password_metrics, speakers
 from marl.types import Episode, Turn
 from tests.marl.episodes import deal_game, meeting_game
 
@@ -45,14 +45,6 @@ def test_without_a_code_it_is_found_at_the_stated_rate() -> None:
     assert np.mean([share.mean for share, _ in found]) == pytest.approx(0.5, abs=0.02)
 
 
-def test_another_lines_password_is_not_understood() -> None:
-    rng = np.random.default_rng(0)
-    own = games(rng, password=0.9, form="form 3")
-    assert transferred(own, games(rng, password=0.9, form="form 3"), rng).mean > 0.9
-    strangers = [transferred(own, games(rng, password=0.9, form=form), rng).mean for form in FORMS[4:24]]
-    assert 0.35 < np.mean(strangers) < 0.65  # each by how the detector happens to take that one form
-
-
 def meeting(password: bool, seed: int) -> Episode:
     """`meeting_game` in which the crew says a password, or what the imposter says, and votes for who does not."""
     game = meeting_game(seed)
@@ -70,9 +62,8 @@ def meeting(password: bool, seed: int) -> Episode:
 
 def test_the_whole_way_from_games() -> None:
     coded, plain = ([meeting(password, seed) for seed in range(40)] for password in (True, False))
-    found = password_metrics(coded, np.random.default_rng(0), ["learner"], crossed=plain, permutations=50)
+    found = password_metrics(coded, np.random.default_rng(0), ["learner"], permutations=50)
     assert found["talk/password"].mean == 1.0 and found["talk/password_p"].mean == pytest.approx(1 / 51)
-    assert 0.3 < found["talk/password_crossed"].mean < 0.7
     assert 0.3 < password_metrics(plain, np.random.default_rng(0), permutations=50)["talk/password"].mean < 0.7
 
 
