@@ -124,10 +124,9 @@ def sampled_values(
     types, claims = drawn.T
     logs = np.log(np.maximum(policies[types, claims], FLOOR)), np.log(np.maximum(population[claims], FLOOR))
     weights = pikl.importance_weights(*logs, low, high)
-    size = gains.shape[-1]
-    payoff = np.eye(size)[:, None, :] * gains.T[:, :, None]  # (A, K, A): the planner's claim, values, the partner's
-    actions = np.concatenate([np.zeros((draws, 1), dtype=np.int64), drawn], axis=1)
-    return pikl.weighted_values([payoff] * 3, 0, actions, weights)
+    agreed = np.arange(gains.shape[-1])[:, None] == claims  # (A, N)
+    expected: Floats = np.where(agreed, gains.T[:, types], 0.0) @ weights
+    return expected
 
 
 def joint_anchor(anchor: Floats, agreement: float) -> Floats:
@@ -145,6 +144,6 @@ def coshar_values(gains: Floats, theirs: Floats, belief: Floats, joint: Floats, 
     claims given a under CoShar piKL's policy, one for each of its possible values. `joint` (A, A): its anchor."""
     deal = np.eye(gains.shape[-1])
     payoffs = [each[:, :, None] * deal for each in (gains, theirs)]  # (K, A, A)
-    policy, _ = pikl.solve_coshar(payoffs, np.broadcast_to(joint, payoffs[0].shape), config.planner.settings)
+    policy = pikl.solve_coshar(payoffs, np.broadcast_to(joint, payoffs[0].shape), config.planner.settings)
     given: Floats = policy / policy.sum(-1, keepdims=True)
     return belief @ (np.diagonal(given, axis1=-2, axis2=-1) * gains)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from marl.common.errors import UserError, check_count
 from marl.model.orders import OrderNet
 from marl.planning.pikl import Bools, Floats, Ints, Settings, sample
-from marl.planning.stage import SOLVERS, Stage, solve_stage
+from marl.planning.stage import KAPPAS, SOLVERS, Stage, solve_stage
 
 States = NDArray[Any]  # (S, W) rows of a game's own
 Orders = NDArray[Any]  # (S, L); -1 where a slot has no unit
@@ -65,8 +65,9 @@ class Search:
     iterate: str = "average"
 
     def __post_init__(self) -> None:
-        if self.solver not in SOLVERS:
-            raise UserError(f"search.solver={self.solver}: must be one of {', '.join(SOLVERS)}")
+        for name, allowed in (("solver", SOLVERS), ("kappa", KAPPAS)):
+            if getattr(self, name) not in allowed:
+                raise UserError(f"search.{name}={getattr(self, name)}: must be one of {', '.join(allowed)}")
         for name in ("iterations", "candidates", "samples"):
             check_count(getattr(self, name), f"search.{name}")
         if not 0 <= self.random < self.candidates:
@@ -83,7 +84,7 @@ class Search:
         """The solver's; the agent is a last type that nobody believes in."""
         known, own = list(self.lambdas), [] if self.agent is None else [self.agent]
         beta = [1 / len(known) for _ in known] + [0.0 for _ in own]
-        return Settings(self.iterations, [*known, *own], beta, self.kappa, self.averaging, self.iterate, "anchor")
+        return Settings(self.iterations, [*known, *own], beta, self.averaging, self.iterate)
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ def search(
             each = np.arange(len(drawn))
             return np.stack([payoffs[each, :, drawn[:, 1], 0], payoffs[each, drawn[:, 0], :, 1]], axis=1)
 
-    return Lookahead(found, solve_stage(utilities, tau, exists, how.settings, rng, how.solver))
+    return Lookahead(found, solve_stage(utilities, tau, exists, how.settings, rng, how.solver, how.kappa))
 
 
 def draw(logprobs: Floats, legal: Bools, count: int, rng: np.random.Generator) -> Orders:

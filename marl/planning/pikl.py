@@ -29,12 +29,7 @@ Shape = tuple[int, ...]
 
 Game = Sequence[ArrayLike]  # one payoff array for each player, (*batch, A_1, ..., A_n)
 
-CHOICES = {
-    "kappa": ("published", "sqrt", "zero"),
-    "averaging": ("linear", "uniform"),
-    "iterate": ("average", "last"),
-    "first": ("uniform", "anchor"),
-}
+CHOICES = {"averaging": ("linear", "uniform"), "iterate": ("average", "last")}
 FLOOR = 1e-50  # the least anchor probability of a legal action
 HUGE = 1e100  # payoffs are below, so that their squares are finite
 SMALLEST, LARGEST = 1e-200, 1e200  # stand for a lambda of 0 and of infinity, so that neither limit needs a case
@@ -44,18 +39,14 @@ SMALLEST, LARGEST = 1e-200, 1e200  # stand for a lambda of 0 and of infinity, so
 class Settings:
     """Settings of a solver. Raises UserError, naming the setting, for bad values.
 
-    `kappa` decides how far one iteration moves: `published` 3 S_t / (10 sqrt(t)), with S_t the running standard
-    deviation of a type's utility; `sqrt` 1 / sqrt(t); `zero`, fictitious play. `averaging`: iteration t counts t times
-    (`linear`) or once (`uniform`) in all running means: values, policies, S_t.
+    `averaging`: iteration t counts t times (`linear`) or once (`uniform`) in all running means.
     """
 
     iterations: int = 1000
     lambdas: Sequence[float] = (0.1,)  # one for each type; 0 is hedge, inf plays the anchor
     beta: Sequence[float] | Sequence[Sequence[float]] | None = None  # (K,), or (n, K) by player; None is uniform
-    kappa: str = "published"
     averaging: str = "linear"
     iterate: str = "average"
-    first: str = "uniform"  # policy of the first iteration
 
     def __post_init__(self) -> None:
         for name, allowed in CHOICES.items():
@@ -69,12 +60,6 @@ class Settings:
     def step(self, t: int) -> float:
         """The share of iteration t in the sum of all weights so far."""
         return 2 / (t + 1) if self.averaging == "linear" else 1 / t
-
-    def kappa_at(self, t: int, variance: Floats) -> Floats | float:
-        """kappa_t, given the running variance of the types' utilities, (*batch, K)."""
-        if self.kappa == "published":
-            return 0.3 * np.sqrt(variance / t)
-        return t**-0.5 if self.kappa == "sqrt" else 0.0
 
     def type_probs(self, players: int) -> Floats:
         """Each player's distribution over types, (n, K). Raises UserError for a `beta` that is none."""
@@ -91,12 +76,8 @@ class Settings:
 class Plan:
     """The result of `solve`; tuples have one entry for each player."""
 
-    average: tuple[Floats, ...]  # (*batch, K, A_i): each type's mean policy over the iterations
-    last: tuple[Floats, ...]  # (*batch, K, A_i): each type's response to the final values
-    policies: tuple[Floats, ...]  # (*batch, K, A_i): the wanted iterate of the two
-    population: tuple[Floats, ...]  # (*batch, A_i): its mean over the types, as seen by who does not know them
-    values: tuple[Floats, ...]  # (*batch, A_i): Q_i, the mean utility of each action; -inf where it is not legal
-    utilities: tuple[Floats, ...]  # (*batch, K): each type's mean utility, without the KL term
+    policies: tuple[Floats, ...]  # (*batch, K, A_i): each type's mean over the iterations, or its last policy
+    population: tuple[Floats, ...]  # (*batch, A_i): their mean over the types, as seen by who does not know them
 
 
 # --- Solvers ----------------------------------------------------------------------------------------------------------
@@ -125,10 +106,11 @@ def solve(
     settings: Settings | None = None,
     legal: Sequence[ArrayLike] | None = None,
 ) -> Plan:
-    """DiL-piKL (Bakhtin et al. 2022, algorithm 1); piKL-hedge and hedge are its cases of one type.
+    """DiL-piKL (Bakhtin et al. 2022, algorithm 1) from the anchor; piKL-hedge and hedge are its cases of one type.
 
-    `anchors` and `legal`: for each player (A_i,) or (*batch, A_i); by default uniform, and all legal. Raises UserError
-    for payoffs or anchors that are not finite, and for anchors that do not sum to 1.
+    Its kappa is 0 (fictitious play), so that the anchor selects the equilibrium. `anchors` and `legal`: for each player
+    (A_i,) or (*batch, A_i); by default uniform, and all legal. Raises UserError for payoffs or anchors that are not
+    finite, and for anchors that do not sum to 1.
     """
     settings = settings or Settings()
     batch, counts, tables = _read_game(game)
@@ -138,44 +120,30 @@ def solve(
     log_taus = [np.log(tau, out=np.full(tau.shape, -np.inf), where=tau > 0) for tau in taus]
     beta = settings.type_probs(len(players))
 
-    first = taus if settings.first == "anchor" else [tau > 0 for tau in taus]
-    start = [tau / tau.sum(-1, keepdims=True) for tau in first]  # what was raised to the floor adds a little
+    start = [tau / tau.sum(-1, keepdims=True) for tau in taus]  # what was raised to the floor adds a little
     policies = [np.repeat(pi[..., None, :], len(lambdas), axis=-2) for pi in start]  # each (*batch, K, A_i)
     average = [np.zeros_like(pi) for pi in policies]
-    values = [np.zeros_like(tau) for tau in taus]  # each (*batch, A_i)
-    means, variances = np.zeros((2, len(players), *batch, len(lambdas)))  # of the types' utilities
+    values = [np.zeros_like(tau) for tau in taus]  # Q_i, each (*batch, A_i)
 
     for t in range(1, settings.iterations + 1):
         step = settings.step(t)
         population = [beta[i] @ policies[i] for i in players]  # each (*batch, A_i)
         for i in players:
-            others = _product(population, i)  # (*batch, M_i)
-            q = _matvec(tables[i], others)  # (*batch, A_i)
-            earned = _matvec(policies[i], q)  # (*batch, K)
-            change = earned - means[i]
-            if settings.kappa == "published":
-                # The spread of the utility over what the others may do.
-                spread = _matvec((policies[i] @ tables[i] - earned[..., None]) ** 2, others)
-                variances[i] = (1 - step) * (variances[i] + step * change**2) + step * spread
-            means[i] += step * change
+            q = _matvec(tables[i], _product(population, i))  # (*batch, A_i)
             values[i] += step * (q - values[i])
             average[i] += step * (policies[i] - average[i])
-        for i in players:
-            kappa = settings.kappa_at(t + 1, variances[i])
-            policies[i] = respond(values[i], log_taus[i], lambdas, kappa)
+        policies = [respond(values[i], log_taus[i], lambdas) for i in players]
 
     wanted = average if settings.iterate == "average" else policies
-    mixed = tuple(beta[i] @ wanted[i] for i in players)
-    found = tuple(np.where(tau > 0, q, -np.inf) for tau, q in zip(taus, values, strict=True))
-    return Plan(tuple(average), tuple(policies), tuple(wanted), mixed, found, tuple(means))
+    return Plan(tuple(wanted), tuple(beta[i] @ wanted[i] for i in players))
 
 
-def solve_coshar(game: Game, anchor: ArrayLike, settings: Settings | None = None) -> tuple[Floats, tuple[Floats, ...]]:
+def solve_coshar(game: Game, anchor: ArrayLike, settings: Settings | None = None) -> Floats:
     """CoShar piKL (FAIR 2022): one correlated policy, pi(a) proportional to tau(a) exp(sum_i Q_i(a_i) / lambda).
 
-    `anchor`: (*batch, A_1, ..., A_n), over joint actions. Returns the policy, of the same shape, and each player's Q_i,
-    (*batch, A_i): the running mean of its utility against the others' actions under pi. There is one lambda; kappa and
-    beta play no part. Raises UserError as `solve`.
+    `anchor`: (*batch, A_1, ..., A_n), over joint actions. Returns the policy, of the same shape. Q_i, (*batch, A_i), is
+    the running mean of player i's utility against the others' actions under pi. There is one lambda; beta plays no
+    part. Raises UserError as `solve`.
     """
     settings = settings or Settings()
     (strength,) = settings.lambdas
@@ -183,7 +151,7 @@ def solve_coshar(game: Game, anchor: ArrayLike, settings: Settings | None = None
     everyone, size = range(len(counts)), math.prod(counts)
     tau = _read_anchor(np.reshape(anchor, (*batch, size)), np.broadcast_to(True, (*batch, size)))
 
-    policy = tau / tau.sum(-1, keepdims=True) if settings.first == "anchor" else np.full_like(tau, 1 / size)
+    policy = tau / tau.sum(-1, keepdims=True)
     average, values = np.zeros_like(tau), [np.zeros((*batch, count)) for count in counts]
     for t in range(1, settings.iterations + 1):
         step, joint, total = settings.step(t), policy.reshape(*batch, *counts), np.zeros((*batch, *counts))
@@ -195,7 +163,7 @@ def solve_coshar(game: Game, anchor: ArrayLike, settings: Settings | None = None
         policy = respond(total.reshape(tau.shape), np.log(tau), (strength,))[..., 0, :]
 
     wanted = average if settings.iterate == "average" else policy
-    return wanted.reshape(*batch, *counts), tuple(values)
+    return wanted.reshape(*batch, *counts)
 
 
 # --- Responses to others whose play is given --------------------------------------------------------------------------
@@ -242,16 +210,6 @@ def importance_weights(joint: Floats, marginal: Floats, low: float = 0.02, high:
     return weights / weights.sum(-1, keepdims=True)
 
 
-def weighted_values(game: Game, player: int, actions: Ints, weights: Floats) -> Floats:
-    """Expected utility of each action of `player`, (*batch, A_i), against weighted joint actions.
-
-    `actions`: (*batch, N, n), whose column `player` is ignored; `weights`: (*batch, N), of sum 1.
-    """
-    _, counts, tables = _read_game(game)
-    rows = [_utilities(tables[player], player, row, counts) for row in np.moveaxis(actions, -2, 0)]
-    return _matvec(np.stack(rows, axis=-1), weights)
-
-
 def expected_values(game: Game, policies: Sequence[Floats]) -> tuple[Floats, ...]:
     """Q_i, (*batch, A_i): expected utility of player i's actions while the others play `policies`, (*batch, A_j)."""
     return tuple(_matvec(table, _product(policies, i)) for i, table in enumerate(_read_game(game)[2]))
@@ -280,13 +238,6 @@ def _read_anchor(anchor: ArrayLike | None, legal: NDArray[np.bool_]) -> Floats:
     if not (tau >= 0).all() or not (np.abs(total - 1) < 1e-5).all():  # float32 probabilities come that near
         raise UserError(f"anchor={tau.tolist()}: must be probabilities of sum 1, of legal actions alone")
     return np.where(legal & (tau < FLOOR), FLOOR, tau / total)
-
-
-def _utilities(table: Floats, i: int, actions: Ints, counts: Shape) -> Floats:
-    """The utility of each action of player i, (*batch, A_i), against the others' `actions` (*batch, n)."""
-    others = [j for j in range(len(counts)) if j != i]
-    column = reduce(lambda index, j: index * counts[j] + actions[..., j], others, np.zeros_like(actions[..., 0]))
-    return np.take_along_axis(table, column[..., None, None], axis=-1)[..., 0]
 
 
 def _product(policies: Sequence[Floats], i: int) -> Floats:

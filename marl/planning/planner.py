@@ -82,8 +82,8 @@ class PlannerConfig:
 
     @property
     def settings(self) -> pikl.Settings:
-        """Settings for the stage games: from the anchor, without kappa, so that the anchor selects the equilibrium."""
-        return pikl.Settings(self.iterations, self.lambdas, self.beta, "zero", "linear", self.iterate, "anchor")
+        """Settings for the stage games."""
+        return pikl.Settings(self.iterations, self.lambdas, self.beta, iterate=self.iterate)
 
 
 def respond(values: Floats, anchor: Floats, config: PlannerConfig) -> Floats:

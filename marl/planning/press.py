@@ -57,8 +57,8 @@ class PressConfig:
 
     @property
     def settings(self) -> pikl.Settings:
-        """The solver's: from the anchor, without kappa, so that the anchor selects the equilibrium."""
-        return pikl.Settings(self.iterations, self.lambdas, None, "zero", "linear", "average", "anchor")
+        """The solver's."""
+        return pikl.Settings(self.iterations, self.lambdas)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from marl.common.errors import UserError
 from marl.planning.pikl import FLOOR, Bools, Floats, Ints, Settings, respond, sample
 
 SOLVERS = ("pikl", "regret")
+KAPPAS = ("published", "sqrt", "zero")
 Utilities = Callable[[Ints], Floats]  # drawn actions (S, n) -> what each action earns against the others', (S, n, A)
 
 
@@ -30,20 +31,29 @@ class Stage:
     utilities: Floats  # (S, n): the mean utility of what is believed to be played
 
 
+def kappa_at(kappa: str, t: int, variance: Floats) -> Floats | float:
+    """Says how far draw t moves a policy, given the running variance of the types' utilities, (*batch, K).
+
+    `published`: 3 S_t / (10 sqrt(t)), with S_t the standard deviation; `sqrt`: 1 / sqrt(t); `zero`: fictitious play.
+    """
+    if kappa == "published":
+        return 0.3 * np.sqrt(variance / t)
+    return t**-0.5 if kappa == "sqrt" else 0.0
+
+
 def solve_stage(
     utilities: Utilities, anchors: Floats, legal: Bools, settings: Settings, rng: np.random.Generator,
-    solver: str = "pikl",
+    solver: str = "pikl", kappa: str = "published",
 ) -> Stage:  # fmt: skip
     """Solves S games, of `settings.iterations` draws each.
 
     `pikl` is DiL-piKL (Bakhtin et al. 2022, algorithm 1): hedge with lambda 0. A type of probability 0 in `beta` plays
     against what the others are believed to do, and nobody believes that it is there: an agent's own lambda.
     `regret` is regret matching (Hart and Mas-Colell 2000), without anchor and types.
+    `kappa`: see `kappa_at`.
     `anchors`, `legal`: (S, n, A). A player without any legal action plays no part. Raises UserError for anchors that
     are no probabilities, and utilities that are not finite.
     """
-    if solver not in SOLVERS:
-        raise UserError(f"solver={solver}: must be one of {', '.join(SOLVERS)}")
     games, players, _ = legal.shape
     absent = ~legal.any(-1, keepdims=True)
     legal = legal | (absent & (np.arange(legal.shape[-1]) == 0))  # one action of no consequence
@@ -54,8 +64,7 @@ def solve_stage(
     lambdas = np.asarray(settings.lambdas if solver == "pikl" else (0.0,), dtype=np.float64)
     beta = settings.type_probs(players) if solver == "pikl" else np.ones((players, 1))  # (n, K)
 
-    first = tau if settings.first == "anchor" else legal / legal.sum(-1, keepdims=True)
-    policies = np.repeat(first[..., None, :], len(lambdas), axis=-2)  # (S, n, K, A)
+    policies = np.repeat(tau[..., None, :], len(lambdas), axis=-2)  # (S, n, K, A)
     average, values, regrets = np.zeros_like(policies), np.zeros_like(tau), np.zeros_like(tau)
     means, variances = np.zeros((2, games, players, len(lambdas)))
     for t in range(1, settings.iterations + 1):
@@ -71,11 +80,11 @@ def solve_stage(
         values += step * (q - values)
         average += step * (policies - average)
         if solver == "pikl":
-            policies = respond(values, log_tau, lambdas, settings.kappa_at(t + 1, variances))
+            policies = respond(values, log_tau, lambdas, kappa_at(kappa, t + 1, variances))
         else:
             regrets += step * (np.where(legal, q - earned, 0.0) - regrets)
             gains = np.maximum(regrets, 0.0)
-            gains = np.where(gains.sum(-1, keepdims=True) > 0, gains, first)
+            gains = np.where(gains.sum(-1, keepdims=True) > 0, gains, tau)
             policies = (gains / gains.sum(-1, keepdims=True))[..., None, :]
 
     wanted = average if settings.iterate == "average" else policies

@@ -189,7 +189,7 @@ def test_a_stopped_training_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
         ({"agent": -1.0}, "search.agent=-1.0: must be a lambda"),
         ({"lambdas": ()}, "name at least one"),
         ({"lambdas": (-1,)}, "each 0"),
-        ({"kappa": "small"}, "kappa=small: must be one of"),
+        ({"kappa": "small"}, "search.kappa=small: must be one of published, sqrt, zero"),
     ],
 )
 def test_bad_searches_are_named(settings: dict[str, Any], said: str) -> None:

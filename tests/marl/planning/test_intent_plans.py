@@ -38,7 +38,7 @@ def belief() -> np.ndarray:
 def test_published_values_of_coshar() -> None:
     payoffs = [np.array([[0.0, 0.0], [0.1, 0.1]]), np.zeros((2, 2))]  # Q1 = (0, .1), Q2 = 0
     settings = IntentConfig(lambdas=(0.1,), opponents="coshar", iterations=4000).planner.settings
-    joint, _ = solve_coshar(payoffs, [[0.4, 0.1], [0.1, 0.4]], settings)
+    joint = solve_coshar(payoffs, [[0.4, 0.1], [0.1, 0.4]], settings)
     assert joint == pytest.approx(np.array([[0.21515, 0.05379], [0.14621, 0.58485]]), abs=1e-3)
 
 

@@ -33,10 +33,11 @@ def zero_sum(matrix: Floats) -> Utilities:
 
 
 def solved(
-    utilities: Utilities, tau: Floats, settings: Settings, solver: str = "pikl", games: int = GAMES, players: int = 2
-) -> Stage:
+    utilities: Utilities, tau: Floats, settings: Settings, kappa: str, solver: str = "pikl", games: int = GAMES,
+    players: int = 2,
+) -> Stage:  # fmt: skip
     anchors = np.broadcast_to(tau, (games, players, len(tau)))
-    return solve_stage(utilities, anchors, anchors >= 0, settings, np.random.default_rng(0), solver)
+    return solve_stage(utilities, anchors, anchors >= 0, settings, np.random.default_rng(0), solver, kappa)
 
 
 @pytest.mark.parametrize(
@@ -51,15 +52,15 @@ def solved(
 def test_pikl_reaches_the_known_fixed_points(
     matrix: Floats, tau: Floats, strength: float, expected: tuple[float, ...]
 ) -> None:
-    stage = solved(zero_sum(matrix), tau, Settings(iterations=1500, lambdas=(strength,), kappa="sqrt"))
+    stage = solved(zero_sum(matrix), tau, Settings(iterations=1500, lambdas=(strength,)), "sqrt")
     assert stage.population.mean(0) == pytest.approx(np.array([expected] * 2), abs=0.012)
 
 
 @pytest.mark.parametrize(("solver", "kappa"), [("regret", "sqrt"), ("pikl", "sqrt"), ("pikl", "published")])
 def test_regret_matching_and_hedge_find_the_equilibrium(solver: str, kappa: str) -> None:
     for matrix, expected in ((W, (0.25, 0.5, 0.25)), (RPS, (1 / 3,) * 3)):
-        settings = Settings(iterations=2000, lambdas=(0.0,), kappa=kappa, averaging="uniform", first="anchor")
-        stage = solved(zero_sum(matrix), TAU, settings, solver)
+        settings = Settings(iterations=2000, lambdas=(0.0,), averaging="uniform")
+        stage = solved(zero_sum(matrix), TAU, settings, kappa, solver)
         assert stage.population.mean(0) == pytest.approx(np.array([expected] * 2), abs=0.03)
         assert stage.utilities.mean(0) == pytest.approx([0, 0], abs=0.02)  # of both games
 
@@ -67,12 +68,12 @@ def test_regret_matching_and_hedge_find_the_equilibrium(solver: str, kappa: str)
 def test_two_types_and_an_agent_that_nobody_believes_in() -> None:
     """DiL on W, types .1 and 1; and then a greedy agent beside them, which changes nothing for anybody."""
     expected = np.array([[0.10346, 0.72633, 0.17022], [0.44882, 0.34438, 0.20680]])
-    plain = Settings(iterations=1500, lambdas=(0.1, 1.0), kappa="sqrt")
-    stage = solved(zero_sum(W), TAU, plain)
+    plain = Settings(iterations=1500, lambdas=(0.1, 1.0))
+    stage = solved(zero_sum(W), TAU, plain, "sqrt")
     assert stage.policies.mean(0) == pytest.approx(np.stack([expected, expected]), abs=0.035)
     assert stage.population.mean(0) == pytest.approx(np.array([(0.27614, 0.53536, 0.18851)] * 2), abs=0.02)
-    with_agent = Settings(iterations=1500, lambdas=(0.1, 1.0, 0.0), beta=(0.5, 0.5, 0.0), kappa="sqrt")
-    beside = solved(zero_sum(W), TAU, with_agent)
+    with_agent = Settings(iterations=1500, lambdas=(0.1, 1.0, 0.0), beta=(0.5, 0.5, 0.0))
+    beside = solved(zero_sum(W), TAU, with_agent, "sqrt")
     assert (beside.population == stage.population).all() and (beside.utilities == stage.utilities).all()
     best = W @ (0.27614, 0.53536, 0.18851)
     assert beside.policies[:, 0, 2].mean(0).argmax() == best.argmax()
@@ -81,24 +82,22 @@ def test_two_types_and_an_agent_that_nobody_believes_in() -> None:
 
 @pytest.mark.parametrize(("strength", "expected"), [(1.0, 0.40461), (0.1, 0.99982)])
 def test_one_player(strength: float, expected: float) -> None:
-    settings = Settings(iterations=4000, lambdas=(strength,), kappa="zero", first="anchor", iterate="last")
-    stage = solved(lambda drawn: np.array([[[1.0, 0.0]]]), np.array([0.2, 0.8]), settings, games=1, players=1)
+    settings = Settings(iterations=4000, lambdas=(strength,), iterate="last")
+    stage = solved(lambda drawn: np.array([[[1.0, 0.0]]]), np.array([0.2, 0.8]), settings, "zero", games=1, players=1)
     assert stage.population[0, 0, 0] == pytest.approx(expected, abs=5.5e-6)
 
 
 @pytest.mark.parametrize(("strength", "expected"), [(0.5, 0.92827), (1.0, 0.81380), (10.0, 0.70869)])
 def test_coordination_follows_the_anchor(strength: float, expected: float) -> None:
-    settings = Settings(iterations=1500, lambdas=(strength,), kappa="zero", first="anchor", iterate="last")
+    settings = Settings(iterations=1500, lambdas=(strength,), iterate="last")
     same = lambda drawn: np.stack([np.eye(2)[drawn[:, 1]], np.eye(2)[drawn[:, 0]]], axis=1)  # noqa: E731
-    stage = solved(same, np.array([0.7, 0.3]), settings)
+    stage = solved(same, np.array([0.7, 0.3]), settings, "zero")
     assert stage.population[..., 0].mean(0) == pytest.approx([expected] * 2, abs=0.01)
 
 
 def test_an_infinite_lambda_plays_the_anchor_and_its_agent_responds_to_it() -> None:
-    settings = Settings(
-        iterations=800, lambdas=(np.inf, 0.0), beta=(1, 0), kappa="zero", first="anchor", iterate="last"
-    )
-    stage = solved(zero_sum(W), TAU, settings)
+    settings = Settings(iterations=800, lambdas=(np.inf, 0.0), beta=(1, 0), iterate="last")
+    stage = solved(zero_sum(W), TAU, settings, "zero")
     assert stage.population == pytest.approx(np.broadcast_to(TAU, stage.population.shape), abs=1e-9)
     assert stage.values[:, 0].mean(0) == pytest.approx(W @ TAU, abs=0.02)
     assert (stage.policies[:, 0, 1].argmax(-1) == (W @ TAU).argmax()).all()
@@ -109,7 +108,7 @@ def test_three_players_as_the_solver_of_whole_payoffs() -> None:
     payoffs = [rng.random((2, 3, 2)) for _ in range(3)]
     legal = np.array([[1, 1, 0], [1, 1, 1], [1, 1, 0]], bool)
     taus = np.array([[0.3, 0.7, 0], [0.2, 0.3, 0.5], [0.6, 0.4, 0]])
-    settings = Settings(iterations=600, lambdas=(0.3,), kappa="sqrt")
+    settings = Settings(iterations=600, lambdas=(0.3,))
     whole = solve(payoffs, [tau[:count] for tau, count in zip(taus, (2, 3, 2), strict=True)], settings)
 
     def utilities(drawn: Ints) -> Floats:
@@ -118,7 +117,9 @@ def test_three_players_as_the_solver_of_whole_payoffs() -> None:
         return np.where(legal, plain, found)
 
     games = np.broadcast_to(taus, (24, 3, 3))
-    stage = solve_stage(utilities, games, np.broadcast_to(legal, games.shape), settings, np.random.default_rng(1))
+    stage = solve_stage(
+        utilities, games, np.broadcast_to(legal, games.shape), settings, np.random.default_rng(1), kappa="zero"
+    )
     for i, count in enumerate((2, 3, 2)):
         assert stage.population[:, i, :count].mean(0) == pytest.approx(whole.population[i], abs=0.03)
     assert (stage.population[:, ~legal] == 0).all() and (stage.values[:, ~legal] == -np.inf).all()
@@ -134,9 +135,7 @@ def test_who_has_no_action_plays_no_part() -> None:
 
 
 def test_bad_input_is_named() -> None:
-    with pytest.raises(UserError, match=r"solver=nash: must be one of pikl, regret"):
-        solved(zero_sum(W), TAU, Settings(iterations=2), "nash")
     with pytest.raises(UserError, match="anchor: must be probabilities"):
-        solved(zero_sum(W), 2 * TAU, Settings(iterations=2))
+        solved(zero_sum(W), 2 * TAU, Settings(iterations=2), "zero")
     with pytest.raises(UserError, match="utilities must be finite"):
-        solved(lambda drawn: np.full((GAMES, 2, 3), np.nan), TAU, Settings(iterations=2))
+        solved(lambda drawn: np.full((GAMES, 2, 3), np.nan), TAU, Settings(iterations=2), "zero")
