@@ -29,10 +29,8 @@ from tests.composing import configure, identity
 from tests.hostile_files import (
     RUN,
     Checkpoints,
-    Writers,
     contents,
     damages,
-    fill_up,
     read_context_file,
     read_dialogues,
     read_folder,
@@ -110,7 +108,6 @@ def kinds(folder: Path) -> dict[str, Kind]:
     def files(of: Path, read: Callable[[Path], str]) -> Callable[[Any], str]:
         return partial(try_files, of, scratch, read)
 
-    writers = Writers(folder / "written")
     scratch.mkdir()
     return {
         "replies to Deal or No Deal": Kind(0.18, NEGOTIATIONS, negotiate),
@@ -121,17 +118,12 @@ def kinds(folder: Path) -> dict[str, Kind]:
             st.sampled_from(["train"] * 6 + list(COMMANDS)).flatmap(typed.__getitem__),
             partial(type_in, empty, needed),
         ),
-        "human dialogues": Kind(0.12, damages(["data.txt", "val.txt", "test.txt"]), files(human, read_dialogues)),
+        "human dialogues": Kind(0.14, damages(["data.txt", "val.txt", "test.txt"]), files(human, read_dialogues)),
         "contexts": Kind(0.06, damages(["contexts.txt"]), files(context_file, read_context_file)),
         "checkpoints": Kind(
             0.12, st.tuples(st.booleans(), damages(checkpoints.files)), partial(try_checkpoints, checkpoints, scratch)
         ),
         "runs that play": Kind(0.02, damages(sorted(contents(player))), files(player, read_player)),
-        "full disks": Kind(
-            0.02,
-            st.tuples(st.sampled_from(Writers.NAMES), st.integers(0, 400) | st.integers(0, 200_000)),
-            partial(fill_up, writers, scratch),
-        ),
         "a run's folder": Kind(0.13, damages(list(RUN)), files(run, read_folder)),
     }
 

@@ -297,12 +297,9 @@ CURVE = CurveLine._fields[:-1]  # columns of `curves.csv.gz`; one for each metri
 
 
 def curve_lines(path: str | Path) -> Iterator[CurveLine]:
-    """Reads a `curves.csv.gz`, also of the older form that has a line for each metric."""
+    """Reads a `curves.csv.gz`."""
     for row in csv_rows(path):
-        if "metric" in row:
-            figures = {row["metric"]: float(row["value"])}
-        else:
-            figures = {name: float(cell) for name, cell in row.items() if name not in CURVE and cell}
+        figures = {name: float(cell) for name, cell in row.items() if name not in CURVE and cell}
         yield CurveLine(row["arm"], int(row["seed"]), row["phase"], int(row["iteration"]), int(row["games"]), figures)
 
 

@@ -71,7 +71,7 @@ def profile_panel(arms: Sequence[ArmRun], metrics: Sequence[str], colours: Mappi
         )
     metric = drawn[0].metric
     axes.set_xlabel(metric, fontsize=9)
-    _limits(axes, 0.0, 1.0)
+    _limit_share(axes)
     return _panel(f"{wording(metric).label}, by seed", "share of seeds that reach at least this", metric, figure)
 
 
@@ -241,7 +241,7 @@ def training_panels(
         if chances:  # differs a little between arms
             _level(axes, float(np.mean(chances)), "by chance")
         if panel.unit.startswith("share"):
-            _limits(axes, 0.0, 1.0)
+            _limit_share(axes)
         axes.set_xlabel("training games" if scale else "iteration", fontsize=9)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.margins(x=0.02)
@@ -267,11 +267,10 @@ def _level(axes: Axes, height: float, label: str) -> None:
     )  # fmt: skip
 
 
-def _limits(axes: Axes, low: float, high: float) -> None:
-    """Limits the axis to the possible range, with a little room for lines at the edges."""
+def _limit_share(axes: Axes) -> None:
+    """Limits the axis to what a share can be, with a little room for lines at the edges."""
     bottom, top = axes.get_ylim()
-    margin = 0.03 * (high - low)
-    axes.set_ylim(max(bottom, low - margin), min(top, high + margin))
+    axes.set_ylim(max(bottom, -0.03), min(top, 1.03))
 
 
 def _draw_arm(axes: Axes, runs: Sequence[Run], panel: Panel, colour: str, scale: bool) -> None:
@@ -335,7 +334,7 @@ def belief_panels(found: Entries, colours: Mapping[str, int]) -> list[dict[str, 
         axes.set_xlabel("messages so far", fontsize=9)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         if unit.startswith("share"):
-            _limits(axes, 0.0, 1.0)
+            _limit_share(axes)
         panels.append(_panel(title, unit, f"belief/{metric}", figure))
     return panels
 

@@ -30,7 +30,7 @@ def test_no_input_breaks_anything(tmp_path: Path) -> None:
     results = dict(hostile(inputs=128, seed=0, folder=tmp_path))
     assert {name: result.broken for name, result in results.items() if result.broken} == {}
     tried = sum(result.outcomes.total() for result in results.values())
-    assert len(results) == 10 and tried >= 128
+    assert len(results) == 9 and tried >= 128
     refusing = [name for name, result in results.items() if not name.startswith("replies")]
     assert all(any("refused" in outcome for outcome in results[name].outcomes) for name in refusing)
     assert all(results[name].outcomes["corrected"] for name in results.keys() - set(refusing))
@@ -134,7 +134,7 @@ def test_steps_that_are_far_apart_take_no_longer(tmp_path: Path) -> None:
 def test_tables_of_others_are_drawn_or_refused(tmp_path: Path, name: str, text: str) -> None:
     tables = {
         "table.csv": "arm,metric,mean,low,high,seeds,games\nfull,game/win_rate/crewmates,0.5,0.4,0.6,2,10\n",
-        "curves.csv.gz": "arm,seed,phase,iteration,games,metric,value\nfull,0,eval,1,8,game/win_rate/crewmates,0.5\n",
+        "curves.csv.gz": "arm,seed,phase,iteration,games,game/win_rate/crewmates\nfull,0,eval,1,8,0.5\n",
         "published.csv": "arm,mean,low,high,source\nfull,0.5,0.4,0.6,a\n",
     }
     head = tables[name].partition("\n")[0]

@@ -90,38 +90,3 @@ def test_two_threads_give_the_same_run_each_time(tmp_path: Path) -> None:
         both.append(contents(tmp_path / number))
     assert sorted(name for name in {*both[0], *both[1]} if both[0].get(name) != both[1].get(name)) == []
     assert any(name.endswith("metrics.jsonl") for name in both[0])
-
-
-# Long enough games and replies for proposals, which plans are about.
-TALKING = (*DOND, "env.max_entries=6", "env.max_errors=5", "algo.games=16", "algo.max_new_tokens=16")
-
-
-@pytest.fixture(scope="module")
-def unmeasured(bases: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("unmeasured")
-    train.main(composed("train", *TALKING, "reward.speaking=null", f"runs={folder / 'runs'}", f"cache={bases}"))
-    return folder
-
-
-@pytest.mark.slow  # quick with W&B and with a term less in test_train.py
-@pytest.mark.usefixtures("no_pages")
-@pytest.mark.parametrize(
-    "measured",
-    [
-        ("reward.speaking.weight=0",),
-        ("reward.speaking=null", "loss=plan", "loss.plan.weight=0", "algo.planner.iterations=5"),
-    ],
-)
-def test_what_is_only_noted_changes_nothing_that_is_learned(
-    measured: tuple[str, ...], unmeasured: Path, bases: Path, tmp_path: Path
-) -> None:
-    cfg = composed("train", *TALKING, *measured, f"runs={tmp_path / 'runs'}", f"cache={bases}")
-    train.main(cfg)
-    (one,), (other,) = (list(folder.glob("runs/*/metrics.jsonl")) for folder in (unmeasured, tmp_path))
-    rows = [[json.loads(line) for line in path.read_text().splitlines()] for path in (one, other)]
-    for ours, theirs in zip(*rows, strict=True):
-        assert ours == {name: value for name, value in theirs.items() if name in ours}
-    noted = {"reward/speaking", "loss/plan"} & rows[1][1].keys()
-    assert all(any(row[name] for row in rows[1] if row["phase"] == "train") for name in noted), noted
-    tensors = [load_file(path.parent / "policy" / "model.safetensors") for path in (one, other)]
-    assert all(torch.equal(tensors[0][name], tensor) for name, tensor in tensors[1].items())
