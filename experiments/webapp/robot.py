@@ -29,7 +29,7 @@ class GamePage(HTMLParser):
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.state, self.number, self.rules, self.closed = "", "", "", True
+        self.state, self.number, self.rules = "", "", ""
         self.choices: list[str] = []
         self.heard: list[str] = []  # as the game says it
         self._in: list[str] = []
@@ -45,8 +45,6 @@ class GamePage(HTMLParser):
             self.number = given.get("value", "")
         if given.get("name") == "choice":
             self.choices.append(given.get("value", ""))
-        if tag == "textarea":
-            self.closed = False
         if tag in ("pre", "p", "div"):
             self._in.append(next((c for c in (tag, *classes) if c in ("pre", "news", "who", "bubble")), ""))
             self._text = ""

@@ -15,6 +15,7 @@ import stat
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO
@@ -276,6 +277,18 @@ def unpacked(path: Path) -> str:
 def stem(path: Path) -> str:
     """The file's name without `.csv` or `.csv.gz`."""
     return path.name.removesuffix(".gz").removesuffix(".csv")
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits; cached per process until the file changes: weights are gigabytes."""
+    found = path.stat()
+    return _file_digest(path, found.st_size, found.st_mtime_ns)
+
+
+@cache
+def _file_digest(path: Path, size: int, modified: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest(settings: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ import torch
 
 from envs.human_dond import Split
 from marl.common.errors import UserError, check_writable
-from marl.common.files import canonical
+from marl.common.files import canonical, file_digest
 from marl.learning.batch import Row
 from marl.losses import Loss
 from marl.losses.kl import KLLoss
@@ -136,7 +136,7 @@ def base_settings(
     if model.base_lora:
         made_of["lora"] = asdict(model.base_lora)
     if model.kind == "hf" and (folder := Path(model.name)).is_dir():
-        made_of["model_files"] = {p.name: _file_digest(p, *_stamp(p)) for p in sorted(folder.iterdir()) if p.is_file()}
+        made_of["model_files"] = {p.name: file_digest(p)[:16] for p in sorted(folder.iterdir()) if p.is_file()}
     return made_of
 
 
@@ -147,17 +147,6 @@ def _scripted_digest(env: str, vary: str, files: str, seed: int, players: str) -
     settings = json.loads(env)
     games = variants(settings, json.loads(vary))
     return _digest("".join(corpus.scripted_texts(settings["game"], games, seed, 50, players)))
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    return path.stat().st_size, path.stat().st_mtime_ns
-
-
-@cache
-def _file_digest(path: Path, size: int, modified: int) -> str:
-    """Digest of a file, cached per process: weights are gigabytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def base_folder(cache: Path, made_of: Mapping[str, Any]) -> Path:

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -22,7 +21,7 @@ from transformers.utils import cached_file
 
 from marl.common.distributed import ONE, Ranks
 from marl.common.errors import UserError
-from marl.common.files import FAULTS, fits, read_json, sync_folder, writing
+from marl.common.files import FAULTS, file_digest, fits, read_json, sync_folder, writing
 from marl.model.branches import read_questions
 from marl.model.lora import (
     SETTINGS_FILE,
@@ -273,7 +272,7 @@ def model_digest(name: str) -> str:
     if not folder.is_dir():
         folder = Path(str(cached_file(name, "config.json"))).parent
     files = sorted([*folder.glob("config.json"), *folder.glob("*.safetensors")])
-    found = {p.name: _sha256_of(p, p.stat().st_size, p.stat().st_mtime_ns) for p in files}
+    found = {p.name: file_digest(p) for p in files}
     return hashlib.sha256(json.dumps(found).encode()).hexdigest()[:12]
 
 
@@ -536,12 +535,6 @@ def _distinct(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         seen.setdefault(tensor.data_ptr(), name)
     return {name: tensors[name].contiguous() for name in seen.values()}
-
-
-@cache
-def _sha256_of(path: Path, size: int, modified: int) -> str:
-    """Digest of a file, cached per process: weights are gigabytes."""
-    return _sha256(path)
 
 
 def _sha256(path: Path) -> str:
