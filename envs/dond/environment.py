@@ -186,7 +186,7 @@ class DealOrNoDeal(TextGame):
     def _read_part(self, action: object) -> Message | Proposal | Refused | None:
         """Reads a reply of format=structured; None where more is to come before it is a message or a proposal."""
         if self._talks:
-            return parse_words(action, self._context.counts)
+            return parse_words(action)
         chosen = parse_choice(action, self._part()[1])
         if isinstance(chosen, Refused):
             return chosen

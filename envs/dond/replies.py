@@ -106,7 +106,7 @@ def parse_reply(
 KINDS = ("message", "proposal")  # of a turn in format=structured
 
 
-def parse_words(reply: object, counts: Triple) -> Message | Refused:
+def parse_words(reply: object) -> Message | Refused:
     """Reads the words of a message in format=structured: all that stands before `[END]`. None at all is silence.
 
     It may begin with `[message]`, as in the free form. Other tags are refused: no message must pass for a proposal.

@@ -74,10 +74,10 @@ def test_silence_is_a_message_that_nobody_is_asked_after() -> None:
 
 def test_words() -> None:
     for reply, text in (("  hi there [END] more", "hi there"), ("[message] hi", "hi"), ("", ""), ("[END]", "")):
-        parsed = parse_words(reply, (1, 1, 3))
+        parsed = parse_words(reply)
         assert isinstance(parsed, Message) and parsed.text == text == reply[slice(*parsed.span)]
     for bad in (None, 3, "[propose]", "so [propose] (1 books)", "[message] [message] hi"):
-        assert isinstance(parse_words(bad, (1, 1, 3)), Refused)
+        assert isinstance(parse_words(bad), Refused)
 
 
 def test_refusals_in_a_row_end_the_game_and_bad_settings_are_named() -> None:

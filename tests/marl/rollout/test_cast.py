@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from experiments.setup.config import EvalConfig, cast_of
@@ -33,6 +32,7 @@ from marl.rollout.seeds import GAMES, Game, draw_games
 from marl.storage.checkpoint import optimizer_tensors
 from marl.types import Belief, Episode, Stream
 from tests.marl.hint import hint_policy, training
+from tests.marl.updates import identical
 
 DOND = env_maker({"game": "dond", "style": "compact"})
 AMONG_US = env_maker({"game": "among_us", "style": "compact", "players": 5, "imposters": 1})
@@ -161,10 +161,6 @@ def state(of: Learner) -> dict[str, Tensor]:
     found = {f"policy.{name}": value for name, value in of.policy.state_dict().items()}
     found |= {f"optimizer.{name}": value for name, value in optimizer_tensors(of.optimizer).items()}
     return {name: value.clone() for name, value in found.items()}
-
-
-def identical(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def frozen(policy: Policy, name: str = "base") -> ModelAgent:
