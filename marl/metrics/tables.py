@@ -142,28 +142,17 @@ def bootstrap_table(runs: Sequence[ArmRun], pairs: Iterable[tuple[str, str]] = (
     return rows
 
 
-class ProfileRow(NamedTuple):
-    """One line of `profiles.csv`: the share of an arm's seeds whose mean is at least `threshold`."""
-
-    arm: str
-    metric: str
-    threshold: float
-    share: Interval
-
-
-def profile_table(runs: Sequence[ArmRun], metrics: Sequence[str]) -> list[ProfileRow]:
-    """Performance profiles of arms with several seeds, at every mean of any of their seeds (Agarwal et al. 2021)."""
-    rows: list[ProfileRow] = []
+def profiles(runs: Sequence[ArmRun], metric: str) -> dict[str, list[tuple[float, float]]]:
+    """Performance profiles (Agarwal et al. 2021) of arms with several seeds: at every mean of any of their seeds, the
+    share of the arm's seeds whose mean is at least that."""
     arms = _several_seeds(runs)
-    for metric in metrics:
-        means = {arm: [run.metrics[metric].mean for run in mine if metric in run.metrics] for arm, mine in arms.items()}
-        thresholds = sorted({value for values in means.values() for value in values})
-        for arm, values in means.items():
-            if len(values) == len(arms[arm]):
-                for least in thresholds:
-                    share = wilson(sum(value >= least for value in values), len(values))
-                    rows.append(ProfileRow(arm, metric, least, share))
-    return rows
+    means = {arm: [run.metrics[metric].mean for run in mine if metric in run.metrics] for arm, mine in arms.items()}
+    thresholds = sorted({value for values in means.values() for value in values})
+    return {
+        arm: [(least, sum(value >= least for value in values) / len(values)) for least in thresholds]
+        for arm, values in means.items()
+        if len(values) == len(arms[arm])
+    }
 
 
 def _rng() -> np.random.Generator:

@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from marl.common.files import write_text, writing
 from marl.metrics.stats import Floats, Interval, Metrics
-from marl.metrics.tables import ArmRun, TableRow, ablation_table, profile_table
+from marl.metrics.tables import ArmRun, TableRow, ablation_table, profiles
 from marl.metrics.wording import PANELS, Panel, bounds, number, of_ones_own, wording
 from marl.report.runs import TRAINED, Run, arm_label, base_names, by_games, curve_of, mean_curve, smooth
 
@@ -56,20 +56,16 @@ def paper_colours(arms: Sequence[str]) -> dict[str, str]:
 
 def profile_panel(arms: Sequence[ArmRun], metrics: Sequence[str], colours: Mapping[str, int]) -> dict[str, Any] | None:
     """Performance profiles of the first of these metrics that arms with several seeds have; None if none does."""
-    rows = profile_table(arms, metrics)
-    drawn = [row for row in rows if row.metric == rows[0].metric]
+    metric, drawn = next(((name, found) for name in metrics if (found := profiles(arms, name))), ("", {}))
     if not drawn:
         return None
-    ends = [row.threshold for row in drawn]
+    ends = [threshold for threshold, _ in next(iter(drawn.values()))]
     margin = 0.05 * (max(ends) - min(ends)) or 1.0
     figure, axes = new_panel()
-    for arm in dict.fromkeys(row.arm for row in drawn):
-        mine = [row for row in drawn if row.arm == arm]
-        x = [min(ends) - margin, *(row.threshold for row in mine), max(ends) + margin]
-        axes.step(
-            x, [1.0, *(row.share.mean for row in mine), 0.0], where="pre", color=SERIES[colours[arm]], linewidth=1.8
-        )
-    metric = drawn[0].metric
+    x = [min(ends) - margin, *ends, max(ends) + margin]
+    for arm, steps in drawn.items():
+        y = [1.0, *(share for _, share in steps), 0.0]
+        axes.step(x, y, where="pre", color=SERIES[colours[arm]], linewidth=1.8)
     axes.set_xlabel(metric, fontsize=9)
     _limit_share(axes)
     return _panel(f"{wording(metric).label}, by seed", "share of seeds that reach at least this", metric, figure)

@@ -34,7 +34,7 @@ from marl.metrics.tables import (
     bootstrap_table,
     format_table,
     iqm_table,
-    profile_table,
+    profiles,
     read_figures,
     read_table,
     write_table,
@@ -171,11 +171,10 @@ def test_statistics_over_seeds_are_of_arms_that_have_several() -> None:
     assert set(rows) == {("a", "score"), ("a", "only"), ("b", "score")}  # not every run of b has the other
     assert (rows["a", "score"].mean, rows["a", "score"].seeds, rows["a", "score"].games) == (2.5, 4, 400)
     assert iqm_table(runs, ["score"]) == iqm_table(runs, ["score"])
-    profiles = {(row.arm, row.threshold): row.share.mean for row in profile_table(runs, ["score"])}
-    assert {threshold for _, threshold in profiles} == {1, 2, 3, 4, 40}
-    assert (profiles["a", 2], profiles["b", 2], profiles["b", 40]) == (0.75, 1.0, 0.0)
-    assert wilson(3, 4) in [row.share for row in profile_table(runs, ["score"])]
-    assert iqm_table(runs[:2], ["score"]) == [] and profile_table(runs[:2], ["score"]) == []
+    found = profiles(runs, "score")
+    assert [threshold for threshold, _ in found["a"]] == [1, 2, 3, 4, 40]
+    assert (2, 0.75) in found["a"] and (2, 1.0) in found["b"] and (40, 0.0) in found["b"]
+    assert iqm_table(runs[:2], ["score"]) == [] and profiles(runs[:2], "score") == {}
 
 
 def test_bootstrap_of_a_difference_pairs_games_of_one_seed() -> None:
