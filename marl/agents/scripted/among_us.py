@@ -41,7 +41,6 @@ ACTION = {style: {text: action for action, text in OPTION[style].items()} for st
 
 
 class Sighting(NamedTuple):
-    when: int  # in looks around
     room: Room
     company: tuple[str, ...]  # who was there too, besides oneself
 
@@ -106,9 +105,9 @@ class Memory:
         self.visited[event.room] = self.looks
         around = (*event.present, *(name for name, _ in event.entering))
         for name in around:
-            self.sightings[name] = Sighting(self.looks, event.room, tuple(n for n in around if n != name))
+            self.sightings[name] = Sighting(event.room, tuple(n for n in around if n != name))
         for name, to in event.leaving:
-            self.sightings[name] = Sighting(self.looks, to, ())
+            self.sightings[name] = Sighting(to, ())
 
     def opened(self) -> None:
         """Takes note of a discussion. Called when it begins."""
