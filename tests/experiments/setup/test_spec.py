@@ -169,6 +169,9 @@ algo=pikl algo.planner.iterate=best | algo.planner.iterate=best: must be one of 
 algo=pikl algo.planner.others=me | algo.planner.others=me: must be one of plan, anchor
 algo=pikl algo.planner.belief=none | algo.planner.belief=none: must be one of listening, prior
 algo=pikl algo.planner.beta=[0.5,0.5] | algo.planner.beta=\(0\.5, 0\.5\): give 1 probabilities
+algo=pikl algo.planner.choose=worst | algo.planner.choose=worst: must be one of sample, best
+algo=pikl algo.planner.iterations=0 | algo.planner.iterations=0: must be 1 or more
+algo=pikl algo.planner.mistake=-1 | algo.planner.mistake=-1.0: must be a number, at least 0
 algo=pikl algo.gamma=2 | algo.gamma=2.0: must lie in \[0, 1\]
 algo=pikl algo.value=both | algo.value=both: must be one of plan, paid
 loss=plan loss.plan.floor=0 | loss.plan.floor=0.0: must lie between 0 and 1
@@ -191,7 +194,16 @@ model.critic=oracle | model.critic=oracle: must be one of private, privileged
 reward.speaking.listeners=none | reward.speaking.listeners=none: must be one of others, all
 loss.kl.estimator=k9 | loss.kl.estimator=k9
 algo.credit.speech=both | algo.credit.speech=both
+algo.credit.gae_lambda=-0.1 | algo.credit.gae_lambda=-0.1: must lie in \[0, 1\]
+algo.advantage=ppo | algo.advantage=ppo: must be one of gae, rloo, grpo, rae
+algo.advantage=rloo | algo.group=1: algo.advantage=rloo compares plays of one start; must be at least 2
+algo.group=0 | algo.group=0: algo.advantage=gae compares plays of one start; must be at least 1
+algo.advantage=rae algo.scale=false | algo.scale=false: algo.advantage=rae does not divide
+algo.advantage=rae algo.credit.gae_lambda=1 | algo.credit.gae_lambda=1: algo.advantage=rae has no
 algo.credit.gamma=1.5 | algo.credit.gamma=1.5: must lie in \[0, 1\]
+reward.speaking.baseline=silence | reward.speaking.baseline=silence: must be one of before, resampled
+reward.speaking.samples=0 | reward.speaking.samples=0: must be at least 1
+env=among_us reward.speaking.baseline=resampled cast.crewmate.partner=chat chat.model=x chat.url=http://a | an endpoint
 reward.speaking.weight=much | reward.speaking.weight=much: must be a number
 reward.speaking._target_=marl.Nothing | there is no such class. Is its folder on PYTHONPATH
 reward.speaking._target_=nowhere.Term | there is no such class. Is its folder on PYTHONPATH
@@ -200,12 +212,17 @@ data.dond=somewhere | data.dond=somewhere: base=scripted does not read it. Drop 
 base=none | base=none: a model from scratch knows no word yet
 base.data=humans | base.data=humans: must be one of scripted, human, none
 loss.listening.votes=1 | loss.listening.votes=1: nobody votes in env.game=dond; must be 0
+env=among_us loss.listening.votes=-1 | loss\.listening\.votes=-1: would learn wrong votes; must be 0 or above
 loss.listening.renamed=true | loss.listening.renamed=true: env.game=dond has no names that can stand
 base.lessons=[{players:nobody,steps:5}] | base.lessons\[0\]: There is no scripted negotiator 'nobody'
 base.lessons=[{players:random}] | base.lessons\[0\].steps is missing
 env=among_us base.lessons=[{players:random,steps:1,env:{players:9}}] | base.lessons\[0\]: env.players
 base.lessons=[[random,5]] | base.lessons\[0\]=\['random', 5\]: must be settings of Lesson:
 base.lessons=[{players:random,steps:0.5}] | base.lessons\[0\].steps=0.5: must be a whole number
+base.lessons=[{players:random,steps:-1}] | base.lessons: steps=-1 must not be negative
+base.lessons=[{players:random,steps:1,anchor:-0.1}] | base.lessons: anchor=-0.1 must not be negative
+base.lessons=[{players:random,steps:1,optimizer:lion}] | base.lessons: optimizer=lion must be one of adamw
+base.lessons=[{players:random,steps:1,env:{style:natural}}] | must leave game and style to env
 base.rows=0 | base.rows=0: must be at least 1
 base.players=nobody | base.players: There is no scripted negotiator 'nobody'
 base=human base.lessons=[{players:random,steps:5}] | only scripted players answer; must be

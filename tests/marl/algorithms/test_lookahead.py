@@ -180,34 +180,6 @@ def test_a_stopped_training_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
         load(Learner(game, net_of(game, width=16), config), tmp_path / "kept")
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"solver": "nash"}, "search.solver=nash: must be one of pikl, regret"),
-        ({"candidates": 2}, "search.random=2: must be from 0 to below search.candidates=2"),
-        ({"iterations": 0}, "search.iterations=0: must be a whole number, at least 1"),
-        ({"agent": -1.0}, "search.agent=-1.0: must be a lambda"),
-        ({"lambdas": ()}, "name at least one"),
-        ({"lambdas": (-1,)}, "each 0"),
-        ({"kappa": "small"}, "search.kappa=small: must be one of published, sqrt, zero"),
-    ],
-)
-def test_bad_searches_are_named(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError) as error:
-        Search(**settings)
-    assert said in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [({"games": 0}, "games=0"), ({"explore": 2}, "explore=2"), ({"learning_rate": 0}, "learning_rate=0"),
-     ({"value_weight": -1}, "value_weight=-1")],
-)  # fmt: skip
-def test_bad_training_is_named(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        LookaheadConfig(**settings)
-
-
 def test_what_is_given_is_the_first_candidate() -> None:
     """With all three orders as candidates, a policy held fast by the anchor gives them the anchor's probabilities."""
     game, net = Chain(), net_of(Chain())

@@ -17,7 +17,6 @@ from marl.algorithms import training as training_module
 from marl.algorithms.ppo import PPOConfig, train_ppo
 from marl.algorithms.rl_pikl import VALUES, RLPiklConfig, as_expected, expected_votes, train_rl_pikl
 from marl.algorithms.training import Training
-from marl.common.errors import UserError
 from marl.learning.advantages import Credit, add_advantages
 from marl.learning.batch import collate, rows_of
 from marl.learning.config import UpdateConfig
@@ -260,23 +259,3 @@ def test_in_ppo_a_plan_term_of_weight_zero_is_measured_and_changes_no_bit() -> N
     assert noted and not any(planned.played for planned in noted)
     assert found["loss/plan"] > 0 and "loss/plan" not in other
     assert [[replace(t, planned=None) for t in e.turns] for e in episodes] == [list(e.turns) for e in same]
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: RLPiklConfig(gamma=2.0), r"algo\.gamma=2\.0: must lie in \[0, 1\]"),
-        (lambda: RLPiklConfig(value="both"), r"algo\.value=both: must be one of plan, paid"),
-        (
-            lambda: RLPiklConfig(planner=config(choose="own")),
-            r"algo\.planner\.choose=own: with algo=pikl plans are played",
-        ),
-        (
-            lambda: PPOConfig(planner=config()),
-            r"algo\.planner\.choose=sample: PPO learns from the policy's own samples",
-        ),
-    ],
-)
-def test_bad_settings_are_named(make: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        make()

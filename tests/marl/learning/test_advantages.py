@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marl.common.errors import UserError
 from marl.learning.advantages import Credit, add_advantages, gae
 from marl.learning.batch import collate, rows_of
 from marl.rewards import Reward
@@ -195,11 +194,3 @@ def test_a_message_that_the_game_cut_ends_where_it_was_cut() -> None:
         turn = replace(episode.turns[0], cut=cut)
         batch = collate(rows_of([replace(episode, turns=(turn,))], {"learner"}), {})
         assert batch.message.nonzero()[:, 1].tolist() == list(range(2, last + 1)), cut
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"), [("speech", "apart"), ("gamma", 1.5), ("gamma", float("nan")), ("gae_lambda", -0.1)]
-)
-def test_bad_credit_is_named(setting: str, value: object) -> None:
-    with pytest.raises(UserError, match=rf"algo\.credit\.{setting}={value}"):
-        Credit(**{setting: value})  # type: ignore[arg-type]

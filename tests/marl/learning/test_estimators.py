@@ -10,7 +10,6 @@ import torch
 
 from experiments.setup.spec import run_spec
 from marl.agents.model import ModelAgent
-from marl.algorithms.ppo import PPOConfig
 from marl.common.errors import UserError
 from marl.learning.advantages import Credit, add_advantages
 from marl.learning.batch import collate, rows_of
@@ -230,21 +229,6 @@ def test_plays_of_a_group_begin_alike_and_go_different_ways() -> None:
     for group in (episodes[:8], episodes[8:]):
         assert len({str(e.facts) for e in group}) == 1 and len({e.turns[0].text for e in group}) > 1
     assert Seeds.of(3).draw(0, 4) == Seeds.of(3).draw(0, 4, group=1)
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ({"advantage": "ppo"}, "algo.advantage=ppo: must be one of gae, rloo, grpo, rae"),
-        ({"advantage": "rloo"}, "algo.group=1: algo.advantage=rloo compares plays of one start; must be at least 2"),
-        ({"group": 0}, "algo.group=0: algo.advantage=gae compares plays of one start; must be at least 1"),
-        ({"advantage": "rae", "scale": False}, "algo.scale=false: algo.advantage=rae does not divide"),
-        ({"advantage": "rae", "credit": Credit(gae_lambda=1.0)}, "algo.credit.gae_lambda=1: algo.advantage=rae has no"),
-    ],
-)
-def test_bad_settings_are_refused(given: dict[str, object], told: str) -> None:
-    with pytest.raises(UserError, match=told):
-        PPOConfig(**given)  # type: ignore[arg-type]
 
 
 def test_without_a_critic_nothing_of_it_is_trained_or_taken() -> None:

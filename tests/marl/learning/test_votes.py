@@ -7,9 +7,7 @@ import pytest
 import torch
 
 from envs.among_us.texts import COMPACT_TOKENS
-from experiments.setup.config import terms
 from marl.agents.model import ModelAgent
-from marl.common.errors import UserError
 from marl.learning.batch import collate, rows_of
 from marl.learning.config import UpdateConfig
 from marl.learning.forward import forward
@@ -143,9 +141,3 @@ def test_votes_train_what_is_voted(tokens: Tokens, episodes: list[Episode], rena
     measured, start = learned(tokens, batch, ListeningLoss(0.0, renamed, votes=2.0))
     assert measured["loss/listening_votes"] > 0
     assert identical(start, dict(policy_of(tokens).named_parameters()))
-
-
-def test_bad_weights_of_votes_are_refused() -> None:
-    given = {"listening": {"_target_": "marl.losses.listening.ListeningLoss", "votes": -1.0}}
-    with pytest.raises(UserError, match=r"loss\.listening\.votes=-1: would learn wrong votes; must be 0 or above"):
-        terms(given, "loss")

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from marl.common.errors import UserError
 from marl.learning.batch import collate
 from marl.losses import Loss, Outputs
 from marl.losses.entropy import EntropyLoss
@@ -293,20 +292,3 @@ def test_gradients_of_the_estimators_in_expectation() -> None:
     check("k2", gradient_of("reverse"))
     check("k3", gradient_of("forward"))
     assert float(gradient_of("reverse").abs().max()) > 0.05  # there was something to agree on
-
-
-@pytest.mark.parametrize(
-    ("make", "named"),
-    [
-        (lambda: EntropyLoss(over="all"), "loss.entropy.over=all: must be one of choice, speech, both"),
-        (lambda: KLLoss(estimator="k4"), "loss.kl.estimator=k4: must be one of k2, k3, exact"),
-        (lambda: KLLoss(over="all"), "loss.kl.over=all: must be one of choice, speech, both"),
-        (lambda: PlanLoss(form="squared"), "loss.plan.form=squared: must be one of cross_entropy, kl"),
-        (lambda: PlanLoss(floor=0.0), "loss.plan.floor=0.0: must lie between 0 and 1"),
-        (lambda: PolicyLoss(speech=-1), "loss.policy.speech=-1: must not be negative"),
-    ],
-)
-def test_bad_options_are_named(make: object, named: str) -> None:
-    with pytest.raises(UserError) as error:
-        make()  # type: ignore[operator]
-    assert str(error.value).startswith(named)

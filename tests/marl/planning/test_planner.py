@@ -460,25 +460,3 @@ def test_crewmates_plan_every_vote_and_nothing_else() -> None:
     chapters = [chapter for e in episodes for chapter in story_of(episode_to_json(e))]
     plans = [plan_text(turn) for c in chapters if hasattr(c, "voters") for turn in c.voters.values()]
     assert sum(map(bool, plans)) == len(planned)
-
-
-# --- Bad input ---
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"lambdas": (-1.0,)}, r"planner\.lambdas=\(-1\.0,\): name at least one, each 0 \(no anchor\) or above"),
-        ({"iterations": 0}, r"planner\.iterations=0: must be 1 or more"),
-        ({"iterate": "best"}, r"planner\.iterate=best: must be one of average, last"),
-        ({"others": "me"}, r"planner\.others=me: must be one of plan, anchor"),
-        ({"belief": "none"}, r"planner\.belief=none: must be one of listening, prior"),
-        ({"choose": "worst"}, r"planner\.choose=worst: must be one of sample, best"),
-        ({"mistake": -1.0}, r"planner\.mistake=-1\.0: must be a number, at least 0"),
-        ({"beta": (0.5, 0.5)}, r"planner\.beta=\(0\.5, 0\.5\): give 1 probabilities"),
-    ],
-    ids=str,
-)
-def test_bad_settings_say_what_to_change(settings: dict, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        PlannerConfig(**settings)

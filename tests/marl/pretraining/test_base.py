@@ -123,20 +123,6 @@ def test_lessons_train_listening_alone(tmp_path: Path, monkeypatch: pytest.Monke
         base_policy(MODEL, small(lessons=LESSONS, vary=VARY), ENV, cache=tmp_path, report=said.append)
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"steps": -1}, "base.lessons: steps=-1 must not be negative"),
-        ({"anchor": -0.1}, "base.lessons: anchor=-0.1 must not be negative"),
-        ({"optimizer": "lion"}, "base.lessons: optimizer=lion must be one of adamw"),
-        ({"env": {"style": "natural"}}, "base.lessons: env={'style': 'natural'} must leave game and style to env"),
-    ],
-)
-def test_bad_lessons_are_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        Lesson(**{"players": "random", "steps": 1, **changes})
-
-
 def test_the_pace_warms_up_and_falls_to_a_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
     rates: list[tuple[float, ...]] = []
 

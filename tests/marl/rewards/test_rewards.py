@@ -211,10 +211,3 @@ def test_what_is_no_number_for_each_turn_is_refused(returned: Any, told: str) ->
     assert str(error.value) == (
         f"reward.mine: returned {told}. Return finite numbers of shape (3,), one for each turn."
     )
-
-
-def test_bad_options_are_named() -> None:
-    with pytest.raises(UserError, match=r"reward\.speaking\.listeners=some: must be one of others, all"):
-        SpeakingReward(listeners="some")
-    with pytest.raises(UserError, match=r"reward\.speaking\.of=odds: must be one of probability, log_probability"):
-        SpeakingReward(of="odds")

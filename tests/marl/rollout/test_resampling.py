@@ -11,7 +11,6 @@ import torch
 from envs.core import END, Question, TurnKind
 from experiments.setup.spec import run_spec
 from marl.agents.model import ModelAgent, tokens_read_by
-from marl.common.errors import UserError
 from marl.decoding import engine
 from marl.model.policy import Policy, tiny_lm
 from marl.model.tokens import Tokens, train_tokenizer
@@ -197,27 +196,6 @@ def test_the_reward_by_hand() -> None:
     against = replace(episode, turns=(replace(turn, role="imposter"),))
     assert RESAMPLED(against).tolist() == pytest.approx([-0.4])
     assert add_rewards([episode], {"s": RESAMPLED})[0].turns[0].rewards == {"s": pytest.approx(0.4)}
-
-
-@pytest.mark.parametrize(
-    ("overrides", "told"),
-    [
-        (["reward.speaking.baseline=silence"], "reward.speaking.baseline=silence: must be one of before, resampled"),
-        (["reward.speaking.samples=0"], "reward.speaking.samples=0: must be at least 1"),
-        (
-            [
-                "reward.speaking.baseline=resampled",
-                "cast.crewmate.partner=chat",
-                "chat.model=x",
-                "chat.url=http://localhost:9/v1",
-            ],
-            "reward.speaking.baseline=resampled: a listener is an endpoint, whose belief cannot be read again",
-        ),
-    ],
-)
-def test_bad_settings_are_refused(overrides: list[str], told: str) -> None:
-    with pytest.raises(UserError, match=told):
-        run_spec(configure("train", "env=among_us", *overrides))
 
 
 def test_an_endpoint_may_play_the_imposter() -> None:
