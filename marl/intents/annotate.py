@@ -85,7 +85,9 @@ def _both_streams(view: HumanView, number: int, reader: ClaimReader, env: Any) -
 UNSURE = {
     "if", "or", "unless", "either", "instead", "split", "some", "half", "each", "negative", "trade", "then", "but",
     "except", "besides", "least", "negotiate", "yours", "mine", "available", "willing", "more", "worth", "return",
+    "exchange",
 }  # fmt: skip
+TRADE = re.compile(r"\bfor (?:an?|the|all|both|one|two|three|four|\d)\b")  # "1 hat for 2 books": read without the books
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,8 @@ def certain_split(message: str, counts: Triple) -> Triple | None:
     It names all three items, or some and the rest, refuses and asks nothing, is no condition, and means the same
     whatever was on the table before. To give or to ask for everything is mostly a misreading, and left out.
     """
-    words = set(re.findall(r"[a-z]+", message.lower()))
-    if not explicit(message) or "?" in message or words & UNSURE or not words & ITEM_OF.keys():
+    names_items = ITEM_OF.keys() & re.findall(r"[a-z]+", message.lower())
+    if not explicit(message) or "?" in message or unsure(message) or not names_items:
         return None
     readings = {understand(message, counts, table).share for table in (None, counts, (0, 0, 0), _half(counts))}
     (share, *others) = readings
@@ -115,8 +117,13 @@ def certain_split(message: str, counts: Triple) -> Triple | None:
 
 def named_items(message: str, counts: Triple) -> dict[int, int]:
     """Reads how many the speaker would get of each item that a message names without a condition or exception."""
-    words = set(re.findall(r"[a-z]+", message.lower()))
-    return {} if words & UNSURE else stated_items(message, counts)
+    return {} if unsure(message) else stated_items(message, counts)
+
+
+def unsure(message: str) -> bool:
+    """Tells whether a message has words that leave doubt who gets what."""
+    lower = message.lower()
+    return not UNSURE.isdisjoint(re.findall(r"[a-z]+", lower)) or TRADE.search(lower) is not None
 
 
 def _half(counts: Triple) -> Triple:

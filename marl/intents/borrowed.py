@@ -1,8 +1,8 @@
 """Lessons by which a dialogue model learns to follow its intent.
 
 In human dialogues the talk so far and the values nearly tell what a message says, so a model learns to say it without
-reading its intent. A lesson is a dialogue that ends with one of the player's messages and both proposals. What somebody
-else said over the same pool replaces that message, and an intent that fits the new words stands before it. Only the
+reading its intent. A lesson is a dialogue that ends with one of the player's messages and both proposals. Its intent is
+drawn evenly over claims. Words that fit it, and that somebody else said over such a pool, replace the message. Only the
 intent tells them, and the player's proposal, which claims it. Of the player's replies these two alone are imitated.
 What stands before them is read as in any dialogue: belief questions and the partner's words are learned there.
 """
@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import Any
 
 import numpy as np
 
 from envs.dond.rules import Context, Triple, allocations, in_test, rest
-from envs.human_dond import HumanView, Step
+from envs.human_dond import HumanView, Step, permuted
 from marl.common.errors import UserError, check_count
 from marl.intents.annotate import certain_split, named_items
 from marl.intents.streams import Intent, grounded
@@ -43,15 +44,8 @@ class Lessons:
             raise UserError(f"lessons.learning_rate={self.learning_rate}: must be above 0")
 
 
-@dataclass(frozen=True)
-class Borrowed:
-    """A message that names items, and all claims that fit it: one if it states a whole split."""
-
-    message: str
-    claims: tuple[Triple, ...]
-
-
-Library = Mapping[Triple, tuple[list[Borrowed], list[Borrowed]]]  # by pool: whole splits, and other messages
+# By pool: messages that state a whole split, and others that name items, each under every claim that it fits.
+Library = Mapping[Triple, tuple[dict[Triple, list[str]], dict[Triple, list[str]]]]
 
 
 def learnable(view: HumanView) -> bool:
@@ -60,15 +54,14 @@ def learnable(view: HumanView) -> bool:
 
 
 def library(views: Sequence[HumanView]) -> Library:
-    """Collects the messages of these dialogues that name items without doubt."""
-    found: dict[Triple, tuple[list[Borrowed], list[Borrowed]]] = {}
-    for view in views:
+    """Collects the messages of these dialogues that name items without doubt, with items renamed in all six ways."""
+    found: dict[Triple, tuple[dict[Triple, list[str]], dict[Triple, list[str]]]] = {}
+    for view in [permuted(view, (a, b, c)) for view in views for a, b, c in permutations(range(3))]:
         for message in filter(None, (text for who, text in view.turns if who == "YOU")):
             whole, named = certain_split(message, view.counts), named_items(message, view.counts)
-            claims = [whole] if whole else [c for c in allocations(view.counts) if named and fits(named, c)]
-            claims = [claim for claim in claims if any(claim) and claim != view.counts]
-            if claims:
-                found.setdefault(view.counts, ([], []))[0 if whole else 1].append(Borrowed(message, tuple(claims)))
+            for claim in [whole] if whole else [c for c in allocations(view.counts) if named and fits(named, c)]:
+                if any(claim) and claim != view.counts:
+                    found.setdefault(view.counts, ({}, {}))[whole is None].setdefault(claim, []).append(message)
     return found
 
 
@@ -93,10 +86,10 @@ def in_lessons(
             return view
         number = own[0 if first else rng.integers(len(own))]
         kind = kinds[int(rng.random() >= WHOLE) % len(kinds)]
-        chosen = kind[rng.integers(len(kind))]
-        claim = chosen.claims[rng.integers(len(chosen.claims))]
+        claim = [*kind][rng.integers(len(kind))]  # even over claims, as people say some far more often than others
+        message = kind[claim][rng.integers(len(kind[claim]))]
         lessons[view.index] = intent = Intent(claim, rest(claim, view.counts))
-        turns = (*view.turns[:number], ("YOU", chosen.message), ("THEM", None))
+        turns = (*view.turns[:number], ("YOU", message), ("THEM", None))
         return replace(view, turns=turns, claim=intent.own, partner_claim=intent.partner)
 
     def add(view: HumanView, order: Triple, steps: list[Step]) -> corpus.Steps:

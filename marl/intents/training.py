@@ -162,7 +162,7 @@ def dialogue_model(
         "start": start_digest,
         "base": asdict(base),
         "data": corpus.data_files(data),
-        **({"lessons": {**asdict(lessons), "claims": True}} if taught else {}),  # earlier ones taught no claims
+        **({"lessons": {**asdict(lessons), "even": True}} if taught else {}),  # earlier ones were not even over claims
     }
     return kept_policy(folder, {"kind": "dialogue", **about}, make, device, report)
 

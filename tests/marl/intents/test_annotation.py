@@ -71,6 +71,9 @@ def test_truthful_views_claim_what_was_promised() -> None:
         ("if i get the book you get the rest", None),  # a condition
         ("i don't want the book , you can have the rest", None),  # a refusal
         ("let's split the balls , i get the book and hat", None),
+        ("i can give you the book and 1 ball for the hat", None),  # a trade
+        ("you get the hat , in exchange for the book and 1 ball", None),
+        ("the hat for me , the rest for you", (0, 1, 0)),
         ("deal", None),
     ],
 )
@@ -139,6 +142,7 @@ def test_items_that_a_message_names() -> None:
     assert named_items("i need the balls", COUNTS) == {2: 3}
     assert named_items("you can have the book , i need 2 balls", COUNTS) == {0: 0, 2: 2}
     assert named_items("hi", COUNTS) == {} and named_items("if i get the book you get the rest", COUNTS) == {}
+    assert named_items("i can give you the hat for 2 balls", COUNTS) == {}
 
 
 # --- What the arms read ---

@@ -28,18 +28,47 @@ TALK = view("i want the book", "no", "a later secret", "ok")
 WHOLE, SOME = "i get the balls , you get the rest", "i want the hat"
 
 
-def test_messages_are_kept_with_all_claims_that_fit_them() -> None:
+def test_messages_are_kept_under_all_claims_that_fit_them() -> None:
     whole, some = library([view(WHOLE, "deal"), view(SOME, "if i get the book you get the rest")])[COUNTS]
-    assert [(each.message, each.claims) for each in whole] == [(WHOLE, ((0, 0, 3),))]
-    (hat,) = some  # what the partner says, and conditions, are not borrowed
-    assert hat.message == SOME and hat.claims == tuple((a, 1, c) for a in (0, 1) for c in range(4))[:-1]
+    assert whole[0, 0, 3] == [WHOLE] * 2  # again with book and hat renamed, which it does not name
+    hats = [(a, 1, c) for a in (0, 1) for c in range(4)][:-1]  # what the partner says, and conditions, are not borrowed
+    assert {claim for claim, said in some.items() if SOME in said} == {*hats}
     assert library([view("hi", "hello", "i get everything")]) == {}  # no intent is everything
+
+
+def test_messages_are_lent_to_pools_with_other_names() -> None:
+    """Three balls are three books elsewhere; book and hat, one of each, trade names."""
+    lent = library([view("i get the balls and the hat , you get the rest", "deal")])
+    assert {pool: whole for pool, (whole, _) in lent.items()} == {
+        (1, 1, 3): {
+            (0, 1, 3): ["i get the balls and the hat , you get the rest"],
+            (1, 0, 3): ["i get the balls and the book , you get the rest"],
+        },
+        (1, 3, 1): {
+            (0, 3, 1): ["i get the hats and the ball , you get the rest"],
+            (1, 3, 0): ["i get the hats and the book , you get the rest"],
+        },
+        (3, 1, 1): {
+            (3, 0, 1): ["i get the books and the ball , you get the rest"],
+            (3, 1, 0): ["i get the books and the hat , you get the rest"],
+        },
+    }
+
+
+def test_lessons_are_even_over_claims() -> None:
+    """A claim that is made in one message of forty is taught as often as the other."""
+    rare = "i get the book , you get the rest"
+    lent = {COUNTS: ({(0, 0, 3): [WHOLE] * 39, (1, 0, 0): [rare]}, {})}
+    ways = in_lessons("both", {0: [*INTENTS, INTENTS[0]]}, lent, 0, share=1.0, first=True)
+    cuts = [ways["cut"](TALK) for _ in range(200)]
+    rarely = [cut for cut in cuts if cut.turns[-2][1] == rare]
+    assert 80 < len(rarely) < 120 and {cut.claim for cut in rarely} == {(1, 0, 0)}
 
 
 def test_in_a_lesson_the_message_and_its_claim_are_learned_and_nothing_later_is_read() -> None:
     """The mask by hand, for a lesson about the second message of a dialogue."""
     tokens = tiny_policy().tokens
-    lent = library([view(WHOLE, "deal")])
+    lent = {COUNTS: ({(0, 0, 3): [WHOLE]}, {})}
     for seed in range(8):
         ways = in_lessons("both", {0: [*INTENTS, INTENTS[0]]}, lent, seed, share=1.0, first=False)
         cut = ways["cut"](TALK)
@@ -134,7 +163,7 @@ def test_nothing_is_borrowed_from_what_is_tested_and_a_kept_model_names_its_less
     make(Lessons(epochs=1))
     (lent,) = found
     whole, _ = lent[1, 4, 1]
-    assert [each.message for each in whole] == ["i get the hats , you get the rest"]
+    assert whole == {(0, 4, 0): ["i get the hats , you get the rest"] * 2}  # book and ball trade names
     make(Lessons(epochs=1))
     assert len(found) == 1  # it was kept
     for other in (Lessons(epochs=2), Lessons(epochs=1, share=0.1), Lessons()):
