@@ -31,6 +31,7 @@ from marl.intents.among_us import (
     Floats,
     Intent,
     Witness,
+    as_heard,
     crew_values,
     exposes,
     imposter_values,
@@ -169,7 +170,9 @@ class TableAgent(Talker[Plan]):
             lower = [name.lower() for name in hearers]
             values = imposter_values(votes, lower, expected, team)
         else:
-            values = crew_values(votes, self.reader.belief(view), seen.me.lower(), table.mistake)
+            # With env.belief=vote the vote that is due is the last question, and not yet in the view.
+            believed = dict(zip(votes, anchor.tolist(), strict=True)) if view.due else self.reader.belief(view)
+            values = crew_values(votes, believed, seen.me.lower(), table.mistake)
         return Plan(votes, planned_vote(values, anchor, table), anchor, values, hearers, expected)
 
     def _heard(
@@ -183,13 +186,12 @@ class TableAgent(Talker[Plan]):
     # -- what is said ------------------------------------------------------------------------------------------------
 
     def _words(self, ids: Sequence[int]) -> str:
-        text = self.tokens.reply_text(ids)
-        return text.partition(END)[0].strip() if self.tokens.ends(ids) else ""
+        return as_heard(self.tokens.reply_text(ids)) if self.tokens.ends(ids) else ""
 
     def _filter(self, key: Key, mind: Plan, fresh: Sequence[Draw], earlier: Sequence[Draw]) -> None:
         config, seen = self.cicero, self._seen[key]
         table, imposter = config.among_us, seen.role == Role.IMPOSTER
-        before = [message for speaker, message in seen.words if speaker == seen.me]
+        before = [message for speaker, message in seen.words if speaker == seen.me and message]
         left = self._said_once(fresh, before)
         if imposter and table.facts:
             for draw in left:
@@ -256,7 +258,7 @@ class TableAgent(Talker[Plan]):
         """Adds one's own reply to what the action model and the table read."""
         self._plain[key].reply(ids, kind)
         if kind == Kind.SPEECH:
-            self._seen[key].spoke(self.tokens.reply_text(ids).partition(END)[0].strip())
+            self._seen[key].spoke(as_heard(self.tokens.reply_text(ids)))
 
     def _vote(self, seat: ModelSeat, plan: Plan) -> Planned:
         """Votes as planned."""
