@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from experiments import evaluate
-from experiments.setup.players import check_players, model_player
+from experiments.setup.players import check_plans, check_players, model_player
 from experiments.studies import among_us_intents as study
 from experiments.studies.intents import refused
+from experiments.webapp.opponents import Opponents
+from experiments.webapp.study import Condition
 from marl.agents.model import PlayConfig
 from marl.common.errors import UserError
 from marl.common.files import csv_rows, write_json
@@ -58,6 +61,21 @@ def test_a_seat_of_a_cast(player: str) -> None:
     limits, how = PlayConfig(games=2, concurrency=2), CiceroConfig()
     made = model_player(player, "c", talker(), limits, 5, 1.0, PlannerConfig(), how, "among_us", "compact")
     assert isinstance(made, TableAgent) and made.style == "compact"
+
+
+def test_people_may_meet_it_in_a_study(player: str) -> None:
+    runs, name = Path(player).parent, Path(player).name
+    there = Opponents(runs, {"among_us": ENV}, device=torch.device("cpu"))
+    assert there.of_condition(Condition(name), "among_us", "c").name == name
+    for bad in (Condition("other+cicero"), Condition(name, iteration=1)):
+        with pytest.raises(UserError, match=r"c\.opponent=.*\+cicero: must be a folder of intents in .* among_us"):
+            there.of_condition(bad, "among_us", "c")
+
+
+def test_a_game_that_asks_otherwise_than_it_learned_is_refused(player: str) -> None:
+    check_plans(player, ENV)
+    with pytest.raises(UserError, match=r"\+cicero learned with env\.belief=question\. Set it so; here it is vote"):
+        check_plans(player, {**ENV, "belief": "vote"})
 
 
 @pytest.mark.parametrize(
