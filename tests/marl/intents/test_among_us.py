@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -286,6 +287,19 @@ def test_tables_are_learned_from_as_players_read_them() -> None:
         row, seat = among_us_votes.table_row(episode, meeting, name, tokens)
         heard = [each.heard[0][name] for each in watched if each.heard]
         assert heard and {tokens.decode(row.streams[seat].tokens).removeprefix("<|bos|>")} == set(heard)
+
+
+def test_tables_name_the_finder_whose_report_counted() -> None:
+    """Of several who report in one step one opens the discussion, and each crewmate reads whom."""
+    tokens, several = talker().tokens, 0
+    for episode in games(scripted("among_us", "careful", tokens), 12, height=2, players=7, tasks=8, max_steps=200):
+        for meeting in among_us_votes.meetings_of(episode):
+            several += len({deed.who for deed in meeting.reports}) > 1
+            for name in among_us_votes.crew_of(episode, meeting):
+                row, seat = among_us_votes.table_row(episode, meeting, name, tokens)
+                opening = re.search(r" meeting .*? living", tokens.decode(row.streams[seat].tokens))
+                assert opening and opening[0] in tokens.decode(episode.streams[seat].tokens)
+    assert several
 
 
 def test_messages_that_the_log_refutes_teach_no_votes() -> None:
