@@ -43,7 +43,7 @@ from marl.intents.among_us import (
 )
 from marl.intents.among_us_votes import ending
 from marl.intents.draws import Draw, shown
-from marl.intents.talker import Talker, check_compact
+from marl.intents.talker import UNFINISHED, Talker, check_compact
 from marl.model.policy import Policy
 from marl.model.tokens import StreamWriter
 from marl.types import Belief, Kind, Planned, Stream
@@ -109,6 +109,11 @@ class Plan:
         return Intent(self.votes[self.own], self.votes[self.own])
 
 
+def hearers_of(seen: Witness) -> tuple[str, ...]:
+    """Returns the living others, without an imposter's fellows."""
+    return tuple(name for name in seen.living if name != seen.me and name not in seen.fellows)
+
+
 class TableAgent(Talker[Plan]):
     """See the module. Seats without room for a plan play as `ModelAgent`."""
 
@@ -140,15 +145,21 @@ class TableAgent(Talker[Plan]):
             view.observe(r.text, r.questions, r.step)
             seen.observe(r.text)
         speaks = r.turn == TurnKind.SPEAK or SKIP in r.options
-        if speaks and not lost and self._fits(view):
+        if speaks and not lost and self._fits(view, seen):
             self._plans[r.key] = self._plan(view, seen)
         seat = super()._observe(r)
         if r.turn != TurnKind.WAIT and not seat.lost:
             view.cue(r.options)
         return seat
 
-    def _fits(self, view: StreamWriter) -> bool:
-        return len(view.stream) + self.max_new_tokens + len(ending(self.tokens)) + 1 <= self.reader.engine.context
+    def _fits(self, view: StreamWriter, seen: Witness, message: str = "") -> bool:
+        """Tells whether the action model can read a message and the vote behind a view, and behind what the table
+        heard. It reads words in other tokens than were drawn."""
+        tokens = self.reader.tokens
+        own = len(view.stream) + len(tokens.encode(f" {message} {END}"))
+        words = tokens.framed(told(seen.me, message, Style.COMPACT), tokens.format.heard)
+        table = max(map(len, self._tables(seen, hearers_of(seen)))) + len(words)
+        return max(own, table) + len(ending(tokens)) + 1 <= self.reader.engine.context
 
     def _tell(self, key: Key, seat: ModelSeat) -> None:
         """Tells the dialogue model its intent before a message."""
@@ -161,7 +172,7 @@ class TableAgent(Talker[Plan]):
         """Plans the vote of a player that has read this, up to the cue."""
         team = {seen.me.lower(), *(name.lower() for name in seen.fellows)}
         votes = votes_of(seen.living)
-        hearers = tuple(n for n in seen.living if n != seen.me and n not in seen.fellows)
+        hearers = hearers_of(seen)
         end = self.reader.tokens.format.cue if seen.voting else None  # the words that open the vote are there
         anchor = self.reader.votes([view.stream.tokens], [[]], votes, end)[0, 0]
         expected = self._heard(seen, hearers, [[]], votes)[:, 0]
@@ -179,9 +190,12 @@ class TableAgent(Talker[Plan]):
         self, seen: Witness, hearers: Sequence[str], texts: Sequence[Sequence[int]], votes: Sequence[str]
     ) -> Floats:
         """Returns the hearers' votes (H, N, A) behind what the table heard and each of these texts."""
+        return self.reader.votes(self._tables(seen, hearers), texts, votes)
+
+    def _tables(self, seen: Witness, hearers: Sequence[str]) -> list[list[int]]:
+        """Returns what the table heard as each of these hearers reads it."""
         tokens = self.reader.tokens
-        streams = [tokens.framed(seen.table(hearer), tokens.format.first) for hearer in hearers]
-        return self.reader.votes(streams, texts, votes)
+        return [tokens.framed(seen.table(hearer), tokens.format.first) for hearer in hearers]
 
     # -- what is said ------------------------------------------------------------------------------------------------
 
@@ -193,6 +207,9 @@ class TableAgent(Talker[Plan]):
         table, imposter = config.among_us, seen.role == Role.IMPOSTER
         before = [message for speaker, message in seen.words if speaker == seen.me and message]
         left = self._said_once(fresh, before)
+        for draw in left:
+            draw.refused = "" if self._fits(self._plain[key], seen, draw.text) else UNFINISHED
+        left = [draw for draw in left if not draw.refused]
         if imposter and table.facts:
             for draw in left:
                 draw.refused = FACTS if exposes(draw.text, seen) else ""

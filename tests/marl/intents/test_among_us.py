@@ -395,6 +395,21 @@ def test_own_words_are_read_as_they_are_heard() -> None:
     assert player._seen[key].words[-1] == ("Green", heard)
 
 
+def test_words_that_the_action_model_has_no_room_for_are_refused() -> None:
+    """The action model reads words as they are heard, in other and perhaps many more tokens than were drawn."""
+    how: dict[str, Any] = {"slots": 9, "context": 150, "max_new_tokens": 12}
+    parts = Parts("intent", talker(), talker(), None)
+    player, key = TableAgent("planner", parts, replace(QUIET, correspondence=-1.0), **how), (0, "player_0")
+    seen, view = player._seen[key], player._plain[key] = witness(), StreamWriter(talker().tokens)
+    view.observe(" grid 2 2 you green imposter living red green yellow", (), 0)
+    assert player._fits(view, seen)
+    long, short = Draw([], [], "quizzical " * 20), Draw([], [], "it is red")
+    player._filter(key, mind(player, key), [long, short], [])
+    assert (long.refused, short.refused) == ("unfinished", "")
+    seen.spoke(long.text)
+    assert not player._fits(view, seen)
+
+
 def test_words_must_carry_the_vote() -> None:
     bad, good = filtered(agent(replace(QUIET, correspondence=-0.005)), "i think it is red", "vote for yellow")
     assert (bad.refused, good.refused) == ("correspondence", "")
