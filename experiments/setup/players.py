@@ -126,6 +126,7 @@ def check_plans(name: str, env: Mapping[str, Any]) -> None:
                 f"{name}: {bare(name)} has no intents; name a folder that experiments.studies.{study} wrote, such as "
                 f"runs/{example}{CICERO}"
             )
+        check_questions(name, env)
     if not name.endswith(SUFFIX):
         return
     if game not in PLANNED:

@@ -15,6 +15,7 @@ Writes `table.csv`, `figure.svg`, `cards.jsonl` (a line a seed), `filters.csv` (
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
@@ -173,10 +174,14 @@ def make_models(seed: int, base: Policy, start: str, cfg: DictConfig, spec: Play
 def of_seed(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> tuple[Figures, list[list[object]]]:
     """All figures of one seed, of which each part is measured once and kept, and the counts of its filters."""
     about = {"models": made.models, "tested": cfg.tested_games}
-    path = place.cells / f"annotation-s{made.seed}-{digest(about)[:8]}.json"
-    found = kept(path, lambda: annotation(made, cfg, spec, place))
-    path = place.cells / f"control-s{made.seed}-{digest({**about, 'control': cfg.control})[:8]}.json"
-    found |= kept(path, lambda: control(made, cfg, spec, place))
+    annotated = place.cells / f"annotation-s{made.seed}-{digest(about)[:8]}.json"
+    controlled = place.cells / f"control-s{made.seed}-{digest({**about, 'control': cfg.control})[:8]}.json"
+    shown = {"correspondence": annotated.with_suffix(".csv.gz"), "messages": controlled.with_suffix(".csv.gz")}
+    found = kept(annotated, partial(annotation, made, cfg, spec, shown["correspondence"]))
+    found |= kept(controlled, partial(control, made, cfg, spec, shown["messages"]))
+    for name, path in shown.items():
+        if made.seed == cfg.seeds[0] and path.exists():  # not among cells of earlier versions
+            shutil.copyfile(path, place.out / f"{name}.csv.gz")
     figures, counts = play(made, cfg, spec, place)
     return found | figures, counts
 
@@ -206,9 +211,9 @@ def tested(made: Made, players: str, cfg: DictConfig, spec: PlaySpec) -> tuple[P
     return played, found
 
 
-def annotation(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Figures:
+def annotation(made: Made, cfg: DictConfig, spec: PlaySpec, shown: Path) -> Figures:
     """The correspondence test: messages that say what their author will order, annotation and the order that was played
-    against the words."""
+    against the words. `shown`: where tested messages are written."""
     figures: Figures = {}
     lines = []
     for players, end in ((CAREFUL, ""), (MIXTURE, f"/{MIXTURE}")):
@@ -219,15 +224,15 @@ def annotation(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) ->
         figures[NAIVE, f"intent/correspondence{end}"] = rate(naive)
         lines += [[players, m.said.text, i.text().strip(), int(w.own == i.own), int(kept_it)]
                   for (m, w, i), kept_it in zip(clear, naive, strict=True)]  # fmt: skip
-    if made.seed == cfg.seeds[0]:
-        columns = ("players", "message", "annotation", "is_as_said", "was_played")
-        write_csv(place.out / "correspondence.csv.gz", columns, lines[:: max(len(lines) // 400, 1)])
+    columns = ("players", "message", "annotation", "is_as_said", "was_played")
+    write_csv(shown, columns, lines[:: max(len(lines) // 400, 1)])
     return figures
 
 
-def control(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Figures:
+def control(made: Made, cfg: DictConfig, spec: PlaySpec, shown: Path) -> Figures:
     """Messages generated at places where scripted players spoke, under the annotated intent and under another: how many
-    state an order (`stated`), and of those the intended one (`control`). The base, which is told none, beside it."""
+    state an order (`stated`), and of those the intended one (`control`). The base, which is told none, beside it.
+    `shown`: where generated messages are written."""
     played, seats = tested(made, CAREFUL, cfg, spec)
     figures: Figures = {}
     lines: list[list[object]] = []
@@ -245,8 +250,7 @@ def control(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Fi
             if name == TALKS:
                 lines += [["another" if swap else "annotated", i.text().strip(), m.said.text, w]
                           for (m, i), w in zip(wanted[:100], words, strict=False)]  # fmt: skip
-    if made.seed == cfg.seeds[0]:
-        write_csv(place.out / "messages.csv.gz", ("intent_is", "intent", "scripted", "generated"), lines)
+    write_csv(shown, ("intent_is", "intent", "scripted", "generated"), lines)
     return figures
 
 
@@ -307,15 +311,7 @@ def play(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> tuple
     for metric, six in OTHERS.items():
         scores: dict[str, np.ndarray] = {}
         for arm in (TALKS, MUTE, BASE, *([CAREFUL] if six == CAREFUL else [])):
-            about: dict[str, Any] = {
-                "models": made.models,
-                "arm": arm,
-                "six": six,
-                "cicero": asdict(spec.cicero),
-                "env": made.env,
-            }
-            about |= {name: cfg[name] for name in ("games", "seed", "temperature", "years", "concurrency")}
-            path = place.cells / f"games-s{made.seed}-{digest(about)[:10]}.json"
+            path = place.cells / f"games-s{made.seed}-{digest(played_by(made, arm, six, cfg, spec))[:10]}.json"
             if not path.exists():
                 one, others = player(made, arm, "one", cfg, spec), player(made, six, "six", cfg, spec)
                 place.bar.stage(f"seed {made.seed}: {arm} among {six}", cfg.games)
@@ -338,6 +334,14 @@ def play(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> tuple
             figures[f"{TALKS} - {other}", metric] = gain
         figures[f"{MUTE} - {BASE}", metric] = bootstrap_mean(scores[MUTE] - scores[BASE], rng=np.random.default_rng(0))
     return figures, counts
+
+
+def played_by(made: Made, arm: str, six: str, cfg: DictConfig, spec: PlaySpec) -> dict[str, Any]:
+    """Returns all that decides how one player's games among six are played."""
+    about: dict[str, Any] = {"models": made.models, "arm": arm, "six": six, "env": made.env}
+    about["cicero"] = asdict(spec.cicero)
+    about |= {name: cfg[name] for name in ("games", "seed", "temperature", "years", "concurrency")}
+    return about | {name: getattr(spec.algo, name) for name in ("max_new_tokens", "context")}
 
 
 def player(made: Made, name: str, called: str, cfg: DictConfig, spec: PlaySpec) -> Agent:

@@ -183,6 +183,14 @@ class Opponents:
         if game not in self.envs:
             raise UserError(f"{where}: there is no page for the game {game}; known: {', '.join(self.envs)}")
         with naming_condition(where):
+            if condition.opponent.endswith(CICERO):
+                talkers = {each.name: each for each in self.offered() if each.game == game}
+                if condition.opponent not in talkers or condition.iteration is not None or condition.where:
+                    raise UserError(
+                        f"opponent={condition.opponent}: must be a folder of intents in {self.runs}, of the game "
+                        f"{game}, which has neither iterations nor settings"
+                    )
+                return talkers[condition.opponent]
             if name == CHAT or not any(self.runs.glob(f"{name}/{CARD}")):
                 if name == CHAT and self.chat is None:
                     raise UserError("opponent=chat: give its endpoint in chat.url and chat.model")

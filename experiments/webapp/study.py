@@ -69,7 +69,8 @@ class Screening:
 class Condition:
     """An opponent. Without a weight, all conditions of the part weigh the same."""
 
-    opponent: str  # a finished run's folder or a pattern of it, scripted, a temperament, random, chat; RUN+plan
+    # A finished run's folder or a pattern of it, scripted, a temperament, random, chat; RUN+plan; FOLDER+cicero.
+    opponent: str
     where: Mapping[str, Any] = field(default_factory=dict)  # settings that the one run of the pattern has
     iteration: int | None = None  # a checkpoint that the run kept; 0: what it began from; null: its end
     env: Mapping[str, Any] = field(default_factory=dict)

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from envs.among_us import events
 from envs.among_us.reading import read
-from envs.among_us.state import Act, Role, Room
+from envs.among_us.rules import hear
+from envs.among_us.state import Act, Role, Room, Rules
 from envs.among_us.texts import LOWER, write
 from envs.core import Style
 from marl.agents.scripted.among_us import Memory
@@ -76,6 +77,11 @@ def mentioned(message: str) -> str:
     statements = understand(message)
     names = {LOWER[s.who] for s in statements if s.who}
     return names.pop() if len(names) == 1 and not any(s.topic in ACCUSING for s in statements) else ""
+
+
+def as_heard(reply: str) -> str:
+    """A reply as others hear it, within the game's usual limits; env.message_words and message_chars may set others."""
+    return hear(reply, Rules.message_words, Rules.message_chars, compact=True).text
 
 
 def untruthful(episode: Episode) -> set[tuple[str, int]]:
@@ -163,8 +169,8 @@ def exposes(message: str, seen: Witness) -> str:
     for s in understand(message):
         if s.who in team and s.topic in ACCUSING:
             return "itself"
-        here = s.topic in (Topic.WHERE, Topic.TASK, Topic.WITH)
-        if here and s.room == body:
+        here = s.topic in (Topic.WHERE, Topic.TASK, Topic.WITH) or (s.topic is Topic.SAW and s.who == seen.me)
+        if s.room == body and (here or (s.topic is Topic.SAW and s.who in team)):
             return "itself"
         if s.topic is Topic.KILL:
             return "false"  # whoever is named knows better
@@ -197,5 +203,6 @@ def support(vote: str, votes: Sequence[str], hearers: Sequence[str], expected: F
 
 
 def planned_vote(values: Floats, anchor: Floats, config: TableConfig) -> int:
-    """The anchored best response (`pikl.best_response`)."""
-    return int(pikl.best_response(values, anchor, config.strength, config.floor))
+    """The anchored best response (`pikl.best_response`) among the votes that plans make."""
+    allowed = np.where(values == NEVER, -np.inf, values)
+    return int(pikl.best_response(allowed, anchor, config.strength, config.floor))

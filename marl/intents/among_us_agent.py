@@ -31,6 +31,7 @@ from marl.intents.among_us import (
     Floats,
     Intent,
     Witness,
+    as_heard,
     crew_values,
     exposes,
     imposter_values,
@@ -42,7 +43,7 @@ from marl.intents.among_us import (
 )
 from marl.intents.among_us_votes import ending
 from marl.intents.draws import Draw, shown
-from marl.intents.talker import Talker, check_compact
+from marl.intents.talker import UNFINISHED, Talker, check_compact
 from marl.model.policy import Policy
 from marl.model.tokens import StreamWriter
 from marl.types import Belief, Kind, Planned, Stream
@@ -108,6 +109,11 @@ class Plan:
         return Intent(self.votes[self.own], self.votes[self.own])
 
 
+def hearers_of(seen: Witness) -> tuple[str, ...]:
+    """Returns the living others, without an imposter's fellows."""
+    return tuple(name for name in seen.living if name != seen.me and name not in seen.fellows)
+
+
 class TableAgent(Talker[Plan]):
     """See the module. Seats without room for a plan play as `ModelAgent`."""
 
@@ -139,15 +145,21 @@ class TableAgent(Talker[Plan]):
             view.observe(r.text, r.questions, r.step)
             seen.observe(r.text)
         speaks = r.turn == TurnKind.SPEAK or SKIP in r.options
-        if speaks and not lost and self._fits(view):
+        if speaks and not lost and self._fits(view, seen):
             self._plans[r.key] = self._plan(view, seen)
         seat = super()._observe(r)
         if r.turn != TurnKind.WAIT and not seat.lost:
             view.cue(r.options)
         return seat
 
-    def _fits(self, view: StreamWriter) -> bool:
-        return len(view.stream) + self.max_new_tokens + len(ending(self.tokens)) + 1 <= self.reader.engine.context
+    def _fits(self, view: StreamWriter, seen: Witness, message: str = "") -> bool:
+        """Tells whether the action model can read a message and the vote behind a view, and behind what the table
+        heard. It reads words in other tokens than were drawn."""
+        tokens = self.reader.tokens
+        own = len(view.stream) + len(tokens.encode(f" {message} {END}"))
+        words = tokens.framed(told(seen.me, message, Style.COMPACT), tokens.format.heard)
+        table = max(map(len, self._tables(seen, hearers_of(seen)))) + len(words)
+        return max(own, table) + len(ending(tokens)) + 1 <= self.reader.engine.context
 
     def _tell(self, key: Key, seat: ModelSeat) -> None:
         """Tells the dialogue model its intent before a message."""
@@ -160,7 +172,7 @@ class TableAgent(Talker[Plan]):
         """Plans the vote of a player that has read this, up to the cue."""
         team = {seen.me.lower(), *(name.lower() for name in seen.fellows)}
         votes = votes_of(seen.living)
-        hearers = tuple(n for n in seen.living if n != seen.me and n not in seen.fellows)
+        hearers = hearers_of(seen)
         end = self.reader.tokens.format.cue if seen.voting else None  # the words that open the vote are there
         anchor = self.reader.votes([view.stream.tokens], [[]], votes, end)[0, 0]
         expected = self._heard(seen, hearers, [[]], votes)[:, 0]
@@ -169,28 +181,35 @@ class TableAgent(Talker[Plan]):
             lower = [name.lower() for name in hearers]
             values = imposter_values(votes, lower, expected, team)
         else:
-            values = crew_values(votes, self.reader.belief(view), seen.me.lower(), table.mistake)
+            # With env.belief=vote the vote that is due is the last question, and not yet in the view.
+            believed = dict(zip(votes, anchor.tolist(), strict=True)) if view.due else self.reader.belief(view)
+            values = crew_values(votes, believed, seen.me.lower(), table.mistake)
         return Plan(votes, planned_vote(values, anchor, table), anchor, values, hearers, expected)
 
     def _heard(
         self, seen: Witness, hearers: Sequence[str], texts: Sequence[Sequence[int]], votes: Sequence[str]
     ) -> Floats:
         """Returns the hearers' votes (H, N, A) behind what the table heard and each of these texts."""
+        return self.reader.votes(self._tables(seen, hearers), texts, votes)
+
+    def _tables(self, seen: Witness, hearers: Sequence[str]) -> list[list[int]]:
+        """Returns what the table heard as each of these hearers reads it."""
         tokens = self.reader.tokens
-        streams = [tokens.framed(seen.table(hearer), tokens.format.first) for hearer in hearers]
-        return self.reader.votes(streams, texts, votes)
+        return [tokens.framed(seen.table(hearer), tokens.format.first) for hearer in hearers]
 
     # -- what is said ------------------------------------------------------------------------------------------------
 
     def _words(self, ids: Sequence[int]) -> str:
-        text = self.tokens.reply_text(ids)
-        return text.partition(END)[0].strip() if self.tokens.ends(ids) else ""
+        return as_heard(self.tokens.reply_text(ids)) if self.tokens.ends(ids) else ""
 
     def _filter(self, key: Key, mind: Plan, fresh: Sequence[Draw], earlier: Sequence[Draw]) -> None:
         config, seen = self.cicero, self._seen[key]
         table, imposter = config.among_us, seen.role == Role.IMPOSTER
-        before = [message for speaker, message in seen.words if speaker == seen.me]
+        before = [message for speaker, message in seen.words if speaker == seen.me and message]
         left = self._said_once(fresh, before)
+        for draw in left:
+            draw.refused = "" if self._fits(self._plain[key], seen, draw.text) else UNFINISHED
+        left = [draw for draw in left if not draw.refused]
         if imposter and table.facts:
             for draw in left:
                 draw.refused = FACTS if exposes(draw.text, seen) else ""
@@ -256,7 +275,7 @@ class TableAgent(Talker[Plan]):
         """Adds one's own reply to what the action model and the table read."""
         self._plain[key].reply(ids, kind)
         if kind == Kind.SPEECH:
-            self._seen[key].spoke(self.tokens.reply_text(ids).partition(END)[0].strip())
+            self._seen[key].spoke(as_heard(self.tokens.reply_text(ids)))
 
     def _vote(self, seat: ModelSeat, plan: Plan) -> Planned:
         """Votes as planned."""

@@ -8,6 +8,7 @@ hearers, whose own eyes a speaker cannot know.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -29,6 +30,7 @@ from marl.types import Belief, Episode, Turn
 
 VOTER = "voter"  # the role of who is asked for a vote: imposters are asked, too, and no loss leaves them out
 TOKENS_AT_ONCE = 16384
+OPENING = re.compile(r" meeting (\w+) found (\w+) at (\w+) living")
 
 
 def ending(tokens: Tokens, style: Style = Style.COMPACT) -> tuple[int, ...]:
@@ -81,6 +83,18 @@ def said_by(episode: Episode, tokens: Tokens, meetings: Sequence[Meeting]) -> li
     return found
 
 
+def opening_of(episode: Episode, meeting: Meeting, agent: str, tokens: Tokens) -> events.Meeting:
+    """The opening of a discussion from a seat's stream: of several reports in one step, replies don't tell which
+    counted. It stands between the seat's last turn before the discussion and its first one in it."""
+    own = [turn for turn in episode.turns if turn.agent == agent]
+    begin = max((turn.start + len(turn.reply_ids) for turn in own if turn.step < meeting.step), default=0)
+    end = next(turn.start for turn in own if turn.step >= meeting.step)
+    found = OPENING.search(tokens.decode(episode.streams[agent].tokens[begin:end]))
+    assert found is not None, (agent, meeting.step)
+    finder, victim, room = found.groups()
+    return events.Meeting(finder.capitalize(), victim.capitalize(), ROOM_OF[room], ())
+
+
 def table_row(episode: Episode, meeting: Meeting, name: str, tokens: Tokens) -> Row:
     """Returns what a player heard in a discussion, as a row (`table_texts`), with its vote asked behind the opening and
     behind every message."""
@@ -88,8 +102,7 @@ def table_row(episode: Episode, meeting: Meeting, name: str, tokens: Tokens) -> 
     agent = next(agent for agent, own in names.items() if own == name)
     everyone, living = (tuple(sorted(who, key=NAMES.index)) for who in (names.values(), meeting.living))
     grid = Grid(facts["width"], facts["height"], everyone, len(facts["imposters"]))
-    report = meeting.reports[0]
-    opening = events.Meeting(report.who, report.victim, ROOM_OF[report.room.split()[0]], living)
+    opening = opening_of(episode, meeting, agent, tokens)._replace(living=living)
     words = [(names[turn.agent], turn.message) for turn in meeting.messages]
     writer, asked = StreamWriter(tokens), []
     for step, text in enumerate(table_texts(name, grid, opening, words, Style.COMPACT)):

@@ -113,8 +113,13 @@ class Notes:
 
     def say(self, reply: str) -> None:
         """Adds one's own message to whom it writes to; an empty one is none."""
-        if words := " ".join(reply.partition(END)[0].split()):
+        if words := as_heard(reply):
             self.phases[-1].talk.append(Said(self.power, self.to, words))
+
+
+def as_heard(reply: str) -> str:
+    """A reply as its reader hears it, unless the game cuts it."""
+    return "".join(" " if c.isspace() else c for c in reply.partition(END)[0].strip())
 
 
 class Noted:

@@ -26,7 +26,7 @@ from marl.intents import filters
 from marl.intents.agent import PLAN, CiceroConfig, Parts
 from marl.intents.draws import Draw, shown
 from marl.intents.orders import OrderReader, trees_of
-from marl.intents.press import Intent, Notes, Phase, Said, choices_of, talk_view
+from marl.intents.press import Intent, Notes, Phase, Said, as_heard, choices_of, talk_view
 from marl.intents.talker import Talker, check_compact
 from marl.model.policy import Policy
 from marl.planning.press import OrderPlan, PressConfig, plan_order
@@ -53,7 +53,7 @@ class Planner:
         own = [v for v in owner if owner[v] == me]
         asked = [[place, *own]] + [[place]] * (len(mine) - 1) + [[v for v in owner if owner[v] == p] for p in theirs]
         whole, *found = self.reader.probabilities(streams, [state] * len(streams), asked)
-        in_pair = dict(zip(mine[1:], found, strict=False))
+        in_pair = {me: whole, **dict(zip(mine[1:], found, strict=False))}
         others = dict(zip(theirs, found[len(mine) - 1 :], strict=True))
         pairs = np.zeros((N, 2, whole.shape[1]))
         for v, power in owner.items():
@@ -199,8 +199,7 @@ class PressAgent(Talker[Aim]):
         return shown(f"I order {own}, {notes.to} {reader}", drawn)
 
     def _words(self, ids: Sequence[int]) -> str:
-        text = self.tokens.reply_text(ids).partition(END)[0] if self.tokens.ends(ids) else ""
-        return " ".join(text.split())
+        return as_heard(self.tokens.reply_text(ids)) if self.tokens.ends(ids) else ""
 
     def _filter(self, key: Key, mind: Aim, fresh: Sequence[Draw], earlier: Sequence[Draw]) -> None:
         notes, config = self._notes[key], self.cicero

@@ -18,7 +18,7 @@ from marl.intents.draws import Draw, draws_for, words_of
 if TYPE_CHECKING:
     from marl.intents.agent import CiceroConfig
 
-UNFINISHED = "unfinished"  # of a message that did not end
+UNFINISHED = "unfinished"  # of a message that did not end, or that the action model has no room to read
 Mind = TypeVar("Mind")  # what an agent has planned for a reply
 
 

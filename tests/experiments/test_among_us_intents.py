@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from experiments import evaluate
-from experiments.setup.players import check_players, model_player
+from experiments.setup.players import check_plans, check_players, model_player
+from experiments.setup.spec import play_spec
 from experiments.studies import among_us_intents as study
 from experiments.studies.intents import refused
+from experiments.webapp.opponents import Opponents
+from experiments.webapp.study import Condition
 from marl.agents.model import PlayConfig
 from marl.common.errors import UserError
 from marl.common.files import csv_rows, write_json
@@ -60,6 +65,21 @@ def test_a_seat_of_a_cast(player: str) -> None:
     assert isinstance(made, TableAgent) and made.style == "compact"
 
 
+def test_people_may_meet_it_in_a_study(player: str) -> None:
+    runs, name = Path(player).parent, Path(player).name
+    there = Opponents(runs, {"among_us": ENV}, device=torch.device("cpu"))
+    assert there.of_condition(Condition(name), "among_us", "c").name == name
+    for bad in (Condition("other+cicero"), Condition(name, iteration=1)):
+        with pytest.raises(UserError, match=r"c\.opponent=.*\+cicero: must be a folder of intents in .* among_us"):
+            there.of_condition(bad, "among_us", "c")
+
+
+def test_a_game_that_asks_otherwise_than_it_learned_is_refused(player: str) -> None:
+    check_plans(player, ENV)
+    with pytest.raises(UserError, match=r"\+cicero learned with env\.belief=question\. Set it so; here it is vote"):
+        check_plans(player, {**ENV, "belief": "vote"})
+
+
 @pytest.mark.parametrize(
     ("setting", "error"),
     [
@@ -88,6 +108,21 @@ def test_filters_that_are_on_are_counted_where_they_refuse_nothing() -> None:
     assert (row.low, row.seeds, row.games) == (0.0, 2, 1062)
 
 
+def test_games_and_words_are_made_again_with_other_limits() -> None:
+    """Names what is kept by all that decides it."""
+    made = study.Made(0, ENV, talker(), talker(), {}, lambda: ([], []))
+
+    def keys(*changed: str) -> list[dict[str, Any]]:
+        cfg = configure("among_us_intents", *changed)
+        return [study.said_by(made, cfg), study.played_by(made, "crew: intents", 2, cfg, play_spec(cfg))]
+
+    words, games = keys()
+    assert keys("runs=elsewhere") == [words, games]
+    for changed in ("algo.max_new_tokens=9", "temperature=0.9", "cicero.top_p=0.8"):
+        assert words not in keys(changed) and games not in keys(changed)
+    assert games not in keys("algo.context=512")
+
+
 def test_differences_may_be_negative() -> None:
     worse = study.row_of("crew: votes - base", study.WON, [rate([False] * 9)])
     pair = study.row_of("crew: votes - base", study.WON, [rate([True]), rate([False])])
@@ -106,5 +141,7 @@ def test_the_study_goes_from_games_to_a_table(tmp_path: Path) -> None:
     rows = csv_rows(tmp_path / "out" / "table.csv")
     assert {*study.ARMS, "base", "annotation", "naive annotation", "intent"} <= {row["arm"] for row in rows}
     assert (tmp_path / "among-us-intents-s0" / PARTS).is_file()
-    study.main(configure("among_us_intents", *small))
-    assert (tmp_path / "out" / "table.csv").read_text() == first
+    control = csv_rows(tmp_path / "out" / "control.csv.gz")
+    study.main(configure("among_us_intents", *small[:-1], f"publish={tmp_path}/again"))
+    assert (tmp_path / "again" / "table.csv").read_text() == first
+    assert csv_rows(tmp_path / "again" / "control.csv.gz") == control

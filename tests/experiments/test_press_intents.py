@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from experiments import evaluate, report
 from experiments.setup.players import check_plans, check_players, played_as
+from experiments.setup.spec import play_spec
 from experiments.studies import press_intents
 from marl.agents.model import PlayConfig
 from marl.common.errors import UserError
@@ -17,7 +19,7 @@ from marl.metrics.wording import wording
 from marl.rollout.cast import Seats
 from marl.rollout.games import env_maker
 from tests.composing import configure
-from tests.marl.intents.press_models import ENV
+from tests.marl.intents.press_models import ENV, speaker
 
 WEAK = (
     "cicero.draws=2", "cicero.candidates=1", "cicero.press.iterations=2", "cicero.press.draws=4",
@@ -57,6 +59,14 @@ def test_its_table_has_what_is_measured_and_the_same_command_says_it_again(runs:
     assert cells == {path: path.stat().st_mtime_ns for path in (runs / "press_intents").glob("*.json")}
 
 
+def test_all_that_it_writes_is_written_from_kept_cells(runs: Path, tmp_path: Path) -> None:
+    press_intents.main(configure("press_intents", f"runs={runs}", f"publish={tmp_path}", *PLAY, *STUDY))
+    packed = {"correspondence.csv.gz", "messages.csv.gz"}
+    assert {"table.csv", "figure.svg", "cards.jsonl", "filters.csv", *packed} == {p.name for p in tmp_path.iterdir()}
+    for name in packed:
+        assert csv_rows(tmp_path / name) == csv_rows(runs / "press_intents" / name)
+
+
 def test_its_figure_is_what_report_draws_from_the_table(runs: Path, tmp_path: Path) -> None:
     made = runs / "press_intents"
     report.main(configure("report", f"data={made}", f"publish={tmp_path}"))
@@ -79,6 +89,17 @@ def test_it_takes_a_seat_of_a_cast(runs: Path) -> None:
     assert (
         player in played_as({"power": Seats("learner", partner=player, partners=3.0)}, PlayConfig())["cicero"]["models"]
     )
+
+
+def test_games_are_played_again_with_other_limits() -> None:
+    made = press_intents.Made(0, ENV, speaker(), speaker(), speaker(), {})
+
+    def key(*changed: str) -> dict[str, Any]:
+        cfg = configure("press_intents", *changed)
+        return press_intents.played_by(made, press_intents.TALKS, press_intents.BASE, cfg, play_spec(cfg))
+
+    assert key() == key("control=1")
+    assert key() != key("model.max_new_tokens=9") and key() != key("model.context=500")
 
 
 def test_what_cannot_talk_with_a_plan_is_named(tmp_path: Path) -> None:

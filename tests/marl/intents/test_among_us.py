@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -12,6 +13,7 @@ import pytest
 
 from envs.among_us.state import Role
 from envs.among_us.texts import COMPACT_TOKENS
+from envs.core import END
 from marl.agents.model import ModelAgent
 from marl.agents.scripted.among_us import make_player
 from marl.agents.text import TextAgent
@@ -64,8 +66,8 @@ def talker() -> Policy:
     return teach(policy, batch.tokens, batch.reply, 60)
 
 
-def games(agent: Any, count: int, cast: Any = None) -> list[Episode]:
-    return rollout(draw_games(5, 5, count=count), cast or everyone(agent), env_maker(ENV), 4)
+def games(agent: Any, count: int, cast: Any = None, **settings: Any) -> list[Episode]:
+    return rollout(draw_games(5, 5, count=count), cast or everyone(agent), env_maker({**ENV, **settings}), 4)
 
 
 @cache
@@ -157,10 +159,20 @@ def test_names_that_are_mentioned_without_blame(message: str, name: str) -> None
         ("i was in galley", "false"),
         ("i saw yellow in garden", "false"),
         ("it was not me", ""),
+        ("green was in bridge", "itself"),  # by its own name
+        ("i saw green in galley", "false"),
+        ("green was in lab", ""),
     ],
 )
 def test_what_an_imposter_must_not_say(message: str, why: str) -> None:
     assert exposes(message, witness()) == why
+
+
+def test_an_imposter_must_not_place_a_fellow_where_the_body_lay() -> None:
+    seen = witness()
+    seen.fellows = ("Yellow",)
+    assert exposes("yellow was in bridge", seen) == "itself"
+    assert exposes("yellow was in galley", seen) == ""  # who would not contradict it
 
 
 def test_a_witness_keeps_all_words_and_shows_the_table_nothing_of_its_own() -> None:
@@ -191,6 +203,14 @@ def test_a_crewmate_votes_for_whom_it_believes_guilty() -> None:
     assert planned_vote(crew_values(VOTES, {"blue": 0.3, "red": 0.4}, "green", 1.0), even, TableConfig()) == 3
     anchored = np.array([0.999, 0.0, 0.001, 0.0])
     assert planned_vote(values, anchored, TableConfig(strength=1.0)) == 0
+
+
+def test_no_plan_votes_for_oneself_however_near_to_the_anchor() -> None:
+    anchored = np.array([0.0, 1.0, 0.0, 0.0])
+    crew = crew_values(VOTES, {"blue": 0.3, "red": 0.7}, "green", 0.0)
+    imposter = imposter_values(VOTES, ("blue", "red"), np.full((2, 4), 0.25), {"green"})
+    for values, chosen in ((crew, 2), (imposter, 0)):
+        assert planned_vote(values, anchored, TableConfig(strength=1.0)) == chosen
 
 
 def test_an_imposter_votes_for_whom_the_table_is_ready_to_eject() -> None:
@@ -269,6 +289,19 @@ def test_tables_are_learned_from_as_players_read_them() -> None:
         assert heard and {tokens.decode(row.streams[seat].tokens).removeprefix("<|bos|>")} == set(heard)
 
 
+def test_tables_name_the_finder_whose_report_counted() -> None:
+    """Of several who report in one step one opens the discussion, and each crewmate reads whom."""
+    tokens, several = talker().tokens, 0
+    for episode in games(scripted("among_us", "careful", tokens), 12, height=2, players=7, tasks=8, max_steps=200):
+        for meeting in among_us_votes.meetings_of(episode):
+            several += len({deed.who for deed in meeting.reports}) > 1
+            for name in among_us_votes.crew_of(episode, meeting):
+                row, seat = among_us_votes.table_row(episode, meeting, name, tokens)
+                opening = re.search(r" meeting .*? living", tokens.decode(row.streams[seat].tokens))
+                assert opening and opening[0] in tokens.decode(episode.streams[seat].tokens)
+    assert several
+
+
 def test_messages_that_the_log_refutes_teach_no_votes() -> None:
     tokens = talker().tokens
     for episode in recorded():
@@ -339,6 +372,44 @@ def test_a_message_that_exposes_the_imposter_is_refused() -> None:
     assert (bad.refused, good.refused) == ("facts", "")
 
 
+def test_silence_is_no_short_message() -> None:
+    player = agent(replace(QUIET, repetition=True))
+    (short,) = filtered(player, "not me")
+    assert not short.refused
+    for said, refused in (("", ""), ("hm", "repetition"), ("not me", "repetition")):
+        player._seen[0, "player_0"].spoke(said)
+        again = Draw([], [], "not me")
+        player._filter((0, "player_0"), mind(player, (0, "player_0")), [again], [])
+        assert again.refused == refused, said
+
+
+def test_own_words_are_read_as_they_are_heard() -> None:
+    """The game cuts a message after 20 words, and writes it in its own letters."""
+    player, tokens = agent(), talker().tokens
+    ids = tokens.encode(f" do_task says <{' red' * 30} {END}")
+    heard = f"do-task say ({' red' * 17}"
+    assert player._words(ids) == heard
+    key = (0, "player_0")
+    player._seen[key], player._plain[key] = witness(), StreamWriter(tokens)
+    player._note(key, ids, Kind.SPEECH)
+    assert player._seen[key].words[-1] == ("Green", heard)
+
+
+def test_words_that_the_action_model_has_no_room_for_are_refused() -> None:
+    """The action model reads words as they are heard, in other and perhaps many more tokens than were drawn."""
+    how: dict[str, Any] = {"slots": 9, "context": 150, "max_new_tokens": 12}
+    parts = Parts("intent", talker(), talker(), None)
+    player, key = TableAgent("planner", parts, replace(QUIET, correspondence=-1.0), **how), (0, "player_0")
+    seen, view = player._seen[key], player._plain[key] = witness(), StreamWriter(talker().tokens)
+    view.observe(" grid 2 2 you green imposter living red green yellow", (), 0)
+    assert player._fits(view, seen)
+    long, short = Draw([], [], "quizzical " * 20), Draw([], [], "it is red")
+    player._filter(key, mind(player, key), [long, short], [])
+    assert (long.refused, short.refused) == ("unfinished", "")
+    seen.spoke(long.text)
+    assert not player._fits(view, seen)
+
+
 def test_words_must_carry_the_vote() -> None:
     bad, good = filtered(agent(replace(QUIET, correspondence=-0.005)), "i think it is red", "vote for yellow")
     assert (bad.refused, good.refused) == ("correspondence", "")
@@ -399,6 +470,15 @@ def test_when_all_draws_are_spent_it_says_nothing_and_transcripts_show_why() -> 
     assert said and not any(t.message for t in said)
     shown = render_text(episode_to_json(next(e for e in played("strict") if any(t.thoughts for t in e.turns))))
     assert "intent: vote " in shown and "refused, correspondence: " in shown
+
+
+def test_where_the_vote_is_the_question_its_plan_believes_all_that_was_said() -> None:
+    player = agent()
+    votes = [t for e in games(player, 3, crew_cast(player), belief="vote") for t in e.turns if t.planned]
+    assert votes
+    for planned in (t.planned for t in votes):
+        for vote, value, anchor in zip(planned.actions, planned.values, planned.anchor, strict=True):
+            assert value == (anchor if value > 0 else 0.0 if vote == "skip" else -1.0)
 
 
 def test_replies_stand_in_the_stream_as_they_were_played() -> None:

@@ -111,6 +111,15 @@ def test_a_message_that_was_cut_is_noted_as_it_was_heard() -> None:
     ]
 
 
+def test_own_words_keep_their_spaces_as_readers_hear_them() -> None:
+    notes = Notes()
+    notes.read("you FRANCE years 1 solo 4\nspring 1\nFRANCE PAR GERMANY BER\nto?\n")
+    notes.to = "GERMANY"
+    notes.say(" please  support\nPAR to CON . [END]")
+    notes.read("cut 19\n")
+    assert notes.phases[-1].talk == [Said("FRANCE", "GERMANY", "please  support PAR")]
+
+
 def test_every_order_is_chosen_by_its_options() -> None:
     for place, tree in trees_of(phase().state).items():
         codes = np.flatnonzero(Pure().legal(phase().state)[0, place]).tolist()

@@ -121,6 +121,22 @@ def test_words_that_make_the_planned_order_less_likely_betray_it() -> None:
     assert not filters.betrays(before, same, -0.005) and filters.betrays(before, other, -0.005)
 
 
+def test_a_unit_of_ones_own_is_planned_with_all_that_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """France has units in PAR and BER, and was asked for support by Turkey: it knows that with either unit."""
+    notes = Notes()
+    notes.read("you FRANCE years 1 solo 4\nspring 1\nAUSTRIA VIE FRANCE PAR BER TURKEY CON\n")
+    notes.phases[-1].talk.append(Said("TURKEY", "FRANCE", "please support CON to VIE ."))
+    planner, seen = Planner(speaker(), 512, PLAN), []
+    planner.reader = Obedient(speaker().tokens)  # type: ignore[assignment]
+    monkeypatch.setattr("marl.intents.press_agent.plan_order", lambda *given: seen.append(given))
+    planner.plan(notes, PAR, (0,))
+    (_, place, anchor, pairs, *_) = seen[0]
+    asked, alone = CON * N + HOMES.index("VIE"), PAR * N + PAR
+    assert place == PAR and anchor.argmax() == asked
+    assert pairs[HOMES.index("BER"), 0].argmax() == pairs[HOMES.index("BER"), 1].argmax() == asked
+    assert pairs[CON, 0].argmax() == asked and pairs[HOMES.index("VIE"), 0].argmax() == alone
+
+
 def test_another_style_is_refused() -> None:
     parts = Parts("intent", speaker(), speaker(), None)
     with pytest.raises(UserError, match=r"env\.style=natural"):
