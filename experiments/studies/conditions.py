@@ -44,6 +44,7 @@ from experiments.setup.select import selected, write_cards
 from experiments.setup.stages import Stage, base_folder, end_of, stages_of
 from experiments.studies.cells import Workspace, begin, check_play, compute, with_room
 from experiments.studies.conditions_tables import published_points, read_played, tabulate, write_played
+from experiments.studies.talkers import say_refusals
 from marl.agents.chat import CHAT
 from marl.agents.dubbed import SILENCE, Alias, Dubbed
 from marl.agents.model import ModelAgent, PlayConfig, model_agent
@@ -192,7 +193,6 @@ def main(cfg: DictConfig) -> None:
         label = f"{number}  {cell.entrant.arm}, seed {cell.entrant.seed}, {cell.condition}"
         workspace.bar.stage(label, cfg.games)
         of_cell = play(cell, cfg, load, workspace)
-        workspace.bar.close()
         say(f"{label}: {cfg.metrics[0]} {of_cell[cfg.metrics[0]]}" if cfg.metrics[0] in of_cell else label)
         about = {"arm": cell.entrant.arm, "seed": cell.entrant.seed, "commit": git_commit(), **cell.settings}
         return {"about": about, "metrics": {name: interval.to_json() for name, interval in of_cell.items()}}
@@ -458,6 +458,8 @@ def play(cell: Cell, cfg: DictConfig, load: Callable[[Stage], Policy], workspace
         seating[role] = dataclasses.replace(seating[role], player=called)
     drawn = draw_games(cfg.seed, EVALUATION, count=cfg.games)
     episodes = rollout(drawn, by_role(seating, agents), make_env, limits.concurrency, workspace.bar.advance)
+    workspace.bar.close()
+    say_refusals(*agents.values())
     found = metrics(episodes, game, float(env.get("objective", 0.0)), {TRAINED})
     if cfg.talk:
         by_name = {agent.name: agent.agent if isinstance(agent, Alias) else agent for agent in agents.values()}

@@ -23,7 +23,7 @@ from experiments.setup.players import (
 )
 from experiments.setup.spec import run_spec
 from experiments.setup.work import Work
-from experiments.studies import conditions, drift, intents
+from experiments.studies import conditions, crossplay, drift, intents
 from marl.agents.model import PlayConfig
 from marl.algorithms.ppo import PPOConfig
 from marl.common.errors import UserError
@@ -79,11 +79,13 @@ def test_commands_say_once_which_filter_refuses_everything(
     player: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No message can raise a probability by 1."""
-    small = ("device=cpu", "env.max_entries=4", *WEAK, "games=4", "cicero.correspondence=1", f"out={tmp_path}")
+    filters = ("device=cpu", "env.max_entries=4", *WEAK, "games=4", "cicero.correspondence=1")
+    small, crossed = (*filters, f"out={tmp_path}"), (*filters, "progress=false", "threads=1", f"runs={tmp_path}")
     monkeypatch.setattr("builtins.input", lambda prompt: "[message] hi")
     for main, how in (
         (evaluate.main, configure("evaluate", f"players=[{player}]", "progress=false", "threads=1", *small)),
         (play.main, configure("play", f"opponent={player}", *small)),
+        (crossplay.main, configure("crossplay", f"players=[{player},scripted]", *crossed)),
     ):
         main(how)
         said = [line for line in capsys.readouterr().out.splitlines() if "no message passed the filters" in line]
