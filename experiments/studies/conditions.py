@@ -37,7 +37,6 @@ from experiments.setup.players import (
     run_policy,
     seat_players,
     style_of,
-    told_in,
 )
 from experiments.setup.players import policy_folder as run_policy_folder
 from experiments.setup.select import selected, write_cards
@@ -134,9 +133,14 @@ class Entrant:
         return planner_of(Limits(planner=make(PlannerConfig, own, "algo.planner") if own else PlannerConfig()))
 
     @property
-    def told(self) -> dict[str, Any]:
-        """How its learners are told intents, as its run's settings say; empty: they are told none."""
-        return told_in(self.config["algo"])
+    def intents(self) -> str | None:
+        """The folder of the intents that its learners are told, as in its run; None: they are told none."""
+        return self.config["algo"].get("intents") or None
+
+    @property
+    def cicero(self) -> CiceroConfig:
+        """How others talk with a plan beside its learners: as in its run."""
+        return make(CiceroConfig, self.config["algo"].get("cicero") or {}, "algo.cicero")
 
     @property
     def name(self) -> str:
@@ -331,7 +335,7 @@ def cell_of(entrant: Entrant, name: str, condition: Condition, cfg: DictConfig, 
             raise UserError(f"planner: env.game={env['game']} has nothing to plan. Leave it out.")
         voices = {role: str(voice) for role, voice in condition.voices.items() if voice is not None}
         check_voices(voices, seating, entrant)
-        if entrant.told and (voices or condition.planner):
+        if entrant.intents and (voices or condition.planner):
             raise UserError(
                 f"{entrant.run}: its learners are told intents, which voices and planners are not. Leave the condition "
                 "out."
@@ -356,8 +360,8 @@ def cell_of(entrant: Entrant, name: str, condition: Condition, cfg: DictConfig, 
         "games": cfg.games,
         "seed": cfg.seed,
     }
-    if entrant.told:
-        settings["told"] = played_as(seating, Limits(**entrant.told))["cicero"]
+    if told := played_as(seating, Limits(intents=entrant.intents, cicero=entrant.cicero)).get("cicero"):
+        settings["told"] = told
     if condition.planner:
         settings["planner"] = dataclasses.asdict(condition.planner)
     if cfg.talk:
@@ -425,7 +429,8 @@ def play(cell: Cell, cfg: DictConfig, load: Callable[[Stage], Policy], workspace
     room = seats_per_player(seating, table)
     limits = Limits(
         games=cfg.games, concurrency=cfg.concurrency, max_new_tokens=cell.settings["max_new_tokens"],
-        context=cell.settings["context"], planner=cell.entrant.planner, **cell.entrant.told,
+        context=cell.settings["context"], planner=cell.entrant.planner, intents=cell.entrant.intents,
+        cicero=cell.entrant.cicero,
     )  # fmt: skip
     names = {name for role, voice in cell.voices.items() for name in (seating[role].player, voice)} - {SILENT}
     dubbing = {name: seated.get(name) or run_policy(name, game, device, base) for name in names}

@@ -3,6 +3,8 @@
 import gzip
 import json
 import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -90,6 +92,33 @@ def test_commands_say_once_which_filter_refuses_everything(
         main(how)
         said = [line for line in capsys.readouterr().out.splitlines() if "no message passed the filters" in line]
         assert len(said) == 1 and re.search(r"draws were refused: .*correspondence \d+%", said[0]), said
+
+
+def test_conditions_seat_talkers_as_their_run_does(
+    player: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a cast, too, their filters are the run's own, part of what kept games are named after, and said."""
+    filters = ("nonsense=0", "correspondence=1", "candidates=2", "draws=3", "plan.iterations=3")
+    how = ("+cicero@algo.cicero=default", *(f"algo.cicero.{each}" for each in filters))
+    small = ("algo.iterations=1", "algo.games=2", "env.max_entries=4", "eval.games=0", "eval.final_games=2")
+    model = ("model.kind=hf", f"model.name={player.removesuffix(CICERO)}/{DIALOGUE}", "base.data=none")
+    quiet = ("threads=1", "progress=false", "device=cpu", f"runs={tmp_path}")
+    train.main(configure("train", *how, *small, *model, *quiet))
+    cfg = configure("conditions", "comparison=dond_talk", "select=dond-*", "games=2", "talk=0", *quiet)
+    cfg.conditions = {"talker": {"cast": {"negotiator": {"partner": player, "partners": 1.0}}}}
+    capsys.readouterr()
+    conditions.main(cfg)
+    said = re.findall(r"no message passed the filters for .*correspondence", capsys.readouterr().out)
+    assert len(said) == 2  # of the run and of its base
+    cells = [json.loads(path.read_text()) for path in Path(cfg.cells).glob("*.json")]
+    assert [cell["about"]["told"]["settings"]["draws"] for cell in cells] == [3, 3]
+    entrant = conditions.entrants(tmp_path, "dond-*", ())[0]
+    changed = {**entrant.config["algo"], "cicero": {**entrant.config["algo"]["cicero"], "draws": 4}}
+    condition, other = conditions.Condition(cast=cfg.conditions.talker.cast), {**entrant.config, "algo": changed}
+    first, second = (
+        conditions.cell_of(each, "talker", condition, cfg) for each in (entrant, replace(entrant, config=other))
+    )
+    assert first.file != second.file
 
 
 def test_a_seat_of_a_cast(player: str) -> None:
