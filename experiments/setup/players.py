@@ -165,7 +165,7 @@ def played_as(cast: Mapping[str, Seats], limits: PlayConfig) -> dict[str, Any]:
     planners. Empty where nobody is either."""
     names = players_of(cast)
     found = {name: policy_folder(name) for name in names if bare(name) not in (*LEARNERS, "base", CHAT)}
-    runs = {name: folder_digest(folder) for name, folder in found.items() if folder.is_dir()}
+    runs = {name: player_digest(name) for name, folder in found.items() if folder.is_dir()}
     runs |= {name: planner_digest(name) for name in found if is_planner(name)}
     planner = asdict(planner_of(limits)) if any(name.endswith(SUFFIX) for name in names) else {}
     talkers = {name: intents_digest(name) for name in names if name.endswith(CICERO)}
@@ -202,6 +202,13 @@ def told_of(name: str) -> dict[str, Any]:
     """Returns `told_in` of the run that a player's name means; empty if it means none."""
     run = run_of(name)
     return told_in(run_settings(run)["algo"]) if (run / CONFIG).is_file() else {}
+
+
+def player_digest(name: str) -> str:
+    """Returns the digest of a run's policy, with that of the model that plans the intents which it is told, if any."""
+    told = told_of(name)
+    action = f" told {folder_digest(Path(told['intents']) / ACTION)}" if told else ""
+    return folder_digest(policy_folder(name)) + action
 
 
 def reads_intents(name: str) -> bool:

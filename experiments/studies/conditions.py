@@ -32,6 +32,7 @@ from experiments.setup.players import (
     is_run,
     planner_of,
     played_as,
+    player_digest,
     player_slots,
     reads_intents,
     run_policy,
@@ -414,7 +415,7 @@ def identity_of(name: str, entrant: Entrant) -> str:
     if folder is None:
         return name
     plans = f"{SUFFIX} {dataclasses.asdict(entrant.planner)}" if name.endswith(SUFFIX) else ""
-    return folder_digest(folder) + plans
+    return (folder_digest(folder) if bare(name) == BASE else player_digest(name)) + plans
 
 
 # --- Playing ----------------------------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ from experiments.setup.players import (
     is_run,
     one_run,
     player_config,
+    player_digest,
     policy_folder,
     style_of,
 )
@@ -264,7 +265,7 @@ def made_of(name: str, parts: PlaySpec) -> str:
     plans = f"{SUFFIX} {digest(asdict(parts.planner))}" if name.endswith(SUFFIX) else ""
     if name.endswith(CICERO):
         plans = f"{CICERO} {intents_digest(name)} {digest(asdict(parts.cicero))}"
-    return folder_digest(policy_folder(name)) + plans
+    return player_digest(name) + plans
 
 
 def cell_of(one: Player, other: Player, cfg: DictConfig, parts: PlaySpec) -> Cell:

@@ -186,6 +186,24 @@ def test_a_learner_is_told_intents_from_the_command_line(
         check_intents(PPOConfig(intents=folder), {**ENV, "style": "natural"})
 
 
+def test_who_is_told_other_intents_is_another_player(tmp_path: Path) -> None:
+    """Kept games are named after the model that plans the intents, too: a later study may replace it."""
+    run, talker = tmp_path / "run", tmp_path / "talker"
+    save_policy(run / "policy", negotiator(), {"game": "dond"})
+    algo = {"intents": str(talker), "iterations": 1, "max_new_tokens": 8, "context": 64}
+    settings = {"env": ENV, "algo": algo, "eval": {"temperature": 1.0, "env": {}, "cast": {}}}
+    settings |= {name: {} for name in ("cast", "loss", "model", "base")}
+    (run / "config.yaml").write_text(json.dumps(settings))
+    cast, found = {"negotiator": Seats("learner", partner=str(run), partners=1.0)}, []
+    entrant: Any = SimpleNamespace(learners={}, base=None)
+    for number in (0, 1):
+        shutil.rmtree(talker, ignore_errors=True)
+        save_policy(talker / ACTION, negotiator(), {"game": "dond", "study": number})
+        digests = (played_as(cast, PlayConfig())["policies"][str(run)], conditions.identity_of(str(run), entrant))
+        found.append((*digests, crossplay.made_of(str(run), SimpleNamespace(chat=None))))  # type: ignore[arg-type]
+    assert all(before != after for before, after in zip(*found, strict=True))
+
+
 def test_a_learner_under_intents_reads_the_style_that_it_learned_in(player: str) -> None:
     """As any learner does where the game is played in another one (`eval.env.style`)."""
     limits = PPOConfig(games=2, concurrency=2, intents=player.removesuffix(CICERO))
