@@ -37,7 +37,7 @@ from marl.planning.planner import SLOTS, SUFFIX, PlannerConfig, planning_agent
 from marl.rollout.cast import LEARNERS, PAST, Seats, players_of, seats_per_player
 from marl.rollout.games import env_maker, game_module, scripted
 from marl.storage.checkpoint import adapter_base, folder_digest, is_adapter, load_policy, read_card, started_from
-from marl.storage.folder import CARD, CONFIG, run_settings
+from marl.storage.folder import CARD, CONFIG, run_around, run_settings
 
 WITH_INTENTS = {  # games where one talks with a plan: the study that makes players, and one of them
     "dond": ("intents", "intents-both-s0"),
@@ -72,12 +72,6 @@ def in_runs(name: str, runs: str) -> str:
 def run_of(name: str) -> Path:
     """Returns the folder of a player's run: RUN for RUN, RUN/rival and RUN/pool/learner-000008, a past self."""
     return run_around(policy_folder(name))
-
-
-def run_around(policy: Path) -> Path:
-    """Returns the folder of the run that a policy's folder lies in."""
-    above = policy.parent
-    return above.parent if above.name == "pool" and (above.parent / CONFIG).is_file() else above
 
 
 def called_in_games(name: str) -> str:
