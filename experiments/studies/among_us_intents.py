@@ -122,6 +122,8 @@ def check(cfg: DictConfig) -> None:
     """Refuses bad settings of this command."""
     if cfg.env.game != "among_us" or cfg.env.style != "compact":
         raise UserError(f"env={cfg.env.game}, env.style={cfg.env.style}: this study plays Among Us in compact style")
+    if cfg.base.dropout:
+        raise UserError(f"base.dropout={cfg.base.dropout}: models of this study learn without it. Set it to 0.")
     check_count(cfg.seed, "seed", 0)
     for seed in cfg.seeds:
         check_count(seed, "seeds", 0)

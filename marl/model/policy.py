@@ -546,7 +546,7 @@ def _short(error: BaseException) -> str:
 def dropout(policy: Policy, rate: float, generator: torch.Generator) -> Iterator[None]:
     """Drops features of embeddings and of attention's and the MLP's outputs within the block. PPO updates use none.
 
-    UserError if the model's layers have other names than Llama's, whose outputs would silently stay as they are.
+    UserError unless every layer has those of Llama's names: others' outputs would silently stay as they are.
     """
 
     def drop(module: torch.nn.Module, args: Any, out: Any) -> Any:
@@ -556,14 +556,14 @@ def dropout(policy: Policy, rate: float, generator: torch.Generator) -> Iterator
         return out * (kept / (1 - rate)).to(out.device)
 
     found = {end: [m for name, m in policy.lm.named_modules() if name.endswith(end)] for end in (".o_proj", ".mlp")}
-    if rate and not all(found.values()):
-        missing = " and ".join(end[1:] for end, modules in found.items() if not modules)
+    layers = policy.lm.config.get_text_config().num_hidden_layers if rate else 0
+    if lacking := [end[1:] for end, modules in found.items() if len(modules) < layers]:
         raise UserError(
-            f"base.dropout={rate}: {type(policy.lm).__name__} has no layers named {missing}, whose outputs it drops. "
-            "Set it to 0."
+            f"base.dropout={rate}: {type(policy.lm).__name__} has layers without {' and '.join(lacking)}, whose "
+            "outputs it drops. Set it to 0."
         )
-    layers = [policy.lm.get_input_embeddings(), *itertools.chain(*found.values())] if rate else []
-    hooks = [module.register_forward_hook(drop) for module in layers]
+    dropping = [policy.lm.get_input_embeddings(), *itertools.chain(*found.values())] if rate else []
+    hooks = [module.register_forward_hook(drop) for module in dropping]
     try:
         yield
     finally:

@@ -69,6 +69,7 @@ def test_a_seat_of_a_cast(player: str) -> None:
         ("env=dond", r"env=dond, env\.style=compact: this study plays Among Us"),
         ("cicero.among_us.giveaway=2", r"cicero\.among_us\.giveaway=2.*: must be from 0 to 1, or null"),
         ("votes.steps=-1", "steps=-1 must not be negative"),
+        ("base.dropout=0.1", r"base\.dropout=0\.1: models of this study learn without it"),
     ],
 )
 def test_bad_settings_of_the_study(setting: str, error: str, tmp_path: Path) -> None:
