@@ -162,6 +162,19 @@ def half(policy: Policy) -> Policy:
 
 
 @torch.no_grad()
+def check_half(policy: Policy) -> None:
+    """Raises UserError for a copy by `half` that cannot compute, as the model's buffers in float32 do not fit."""
+    try:
+        policy.hidden(torch.zeros(1, 1, dtype=torch.int64, device=policy.device))
+    except RuntimeError as error:
+        if not any(words in str(error) for words in ("dtype", "scalar type", "BFloat16")):  # as out of memory
+            raise
+        raise UserError(
+            f"algo.play_bf16=true: {type(policy.lm).__name__} does not compute in bfloat16. Set it to false."
+        ) from error
+
+
+@torch.no_grad()
 def take_weights(policy: Policy, trained: Policy) -> None:
     """Copies a trained policy's weights into `policy`, in place and in its own precision."""
     for own, theirs in zip(policy.parameters(), trained.parameters(), strict=True):
