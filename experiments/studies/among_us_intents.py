@@ -28,7 +28,7 @@ from experiments.setup.select import add_cards
 from experiments.setup.spec import PlaySpec, play_spec
 from experiments.studies.cells import Workspace, begin
 from experiments.studies.intents import REFUSED, draw_panels, kept, refused, table_row
-from experiments.studies.talkers import Figures, card, save_player, say_arms, say_refusals
+from experiments.studies.talkers import Figures, card, limits_of, publish, save_player, say_arms, say_refusals
 from marl.agents.base import Agent
 from marl.agents.model import model_agent, room
 from marl.common.errors import UserError, check_count
@@ -100,8 +100,10 @@ def main(cfg: DictConfig) -> None:
     for seed in cfg.seeds:
         made = make_models(seed, cfg, spec, place)
         save_player(Path(cfg.runs) / f"among-us-intents-s{seed}", made.folders, seed)
-        about = digest({"models": made.models, "tested": cfg.tested, "control": cfg.control, "mentioned": True})[:8]
-        figures = kept(place.cells / f"words-s{seed}-{about}.json", partial(words, made, cfg, place))
+        path = place.cells / f"words-s{seed}-{digest(measured_by(made, cfg))[:8]}.json"
+        figures = kept(path, partial(words, made, cfg, path.with_suffix(".csv.gz")))
+        if seed == cfg.seeds[0]:
+            publish(path.with_suffix(".csv.gz"), place.out / "control.csv.gz")
         figures |= play(made, cfg, spec, place)
         line = card(
             f"among-us-intents-s{seed}", seed, made.models, figures, arm="intents", command="among_us_intents.py",
@@ -169,8 +171,14 @@ def make_models(seed: int, cfg: DictConfig, spec: PlaySpec, place: Workspace) ->
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------
-def words(made: Made, cfg: DictConfig, place: Workspace) -> Figures:
-    """The correspondence test, and control."""
+def measured_by(made: Made, cfg: DictConfig) -> dict[str, Any]:
+    """All that decides what is measured of words."""
+    drawn = {"temperature": cfg.temperature, "top_p": cfg.cicero.top_p, "max_new_tokens": cfg.algo.max_new_tokens}
+    return {"models": made.models, "tested": cfg.tested, "control": cfg.control, "mentioned": True, **drawn}
+
+
+def words(made: Made, cfg: DictConfig, drawn: Path) -> Figures:
+    """The correspondence test, and control. Writes the messages of the latter into `drawn`."""
     games, annotated = made.tested()
     certain = [each for each in annotated if accused_outright(each.turn.message)]
     if not certain:
@@ -193,7 +201,7 @@ def words(made: Made, cfg: DictConfig, place: Workspace) -> Figures:
             figures[arm, "intent/mentioned"] = same
     flags = [each.truthful for each in annotated]
     figures["scripted players", "intent/truthful"] = share(flags, [each.seed for each in annotated])
-    return figures | control(made, games, annotated, certain, cfg, place)
+    return figures | control(made, games, annotated, certain, cfg, drawn)
 
 
 def share(flags: Sequence[bool], games: Sequence[int]) -> Interval:
@@ -203,7 +211,7 @@ def share(flags: Sequence[bool], games: Sequence[int]) -> Interval:
 
 def control(
     made: Made, games: Sequence[Episode], annotated: Sequence[Annotated], certain: Sequence[Annotated], cfg: DictConfig,
-    place: Workspace,
+    drawn: Path,
 ) -> Figures:  # fmt: skip
     """Messages drawn at the places of scripted accusations: do those that accuse name whom the intent names?"""
     by_seed, intents = {game.seed: game for game in games}, intents_of(annotated)
@@ -229,8 +237,7 @@ def control(
         if right:
             figures["intent", f"intent/control{end}"] = share(*map(list, zip(*right, strict=True)))  # type: ignore[arg-type]
         lines += [[arm, p[2].own, e.turn.message, m] for e, p, m in zip(chosen, places, said, strict=True)]
-    if made.seed == cfg.seeds[0]:
-        write_csv(place.out / "control.csv.gz", ("intent_is", "intent", "scripted", "drawn"), lines)
+    write_csv(drawn, ("intent_is", "intent", "scripted", "drawn"), lines)
     return figures
 
 
@@ -254,10 +261,7 @@ def play(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Figur
     lines: list[list[object]] = []
     for arm in (BASE, *ARMS):
         count = cfg.crew_games if arm.startswith("crew") else cfg.imposter_games
-        on = asdict(switched(spec.cicero, *ARMS[arm][2:])) if arm in ARMS else {}
-        about = {"models": made.models, "arm": arm, "cicero": on, "env": made.env, "games": count}
-        about |= {name: cfg[name] for name in ("seed", "temperature", "concurrency")}
-        path = place.cells / f"games-s{made.seed}-{digest(about)[:10]}.json"
+        path = place.cells / f"games-s{made.seed}-{digest(played_by(made, arm, count, cfg, spec))[:10]}.json"
         if not path.exists():
             place.bar.stage(f"seed {made.seed}: {arm}", count)
             write_json(path, {"arm": arm, **games_of(made, arm, count, cfg, spec, place, path)})
@@ -275,6 +279,13 @@ def play(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Figur
         found[f"{arm} - {other}", WON] = gain
     write_csv(place.out / f"filters-s{made.seed}.csv", ("seed", "arm", "what", "count"), lines)
     return found
+
+
+def played_by(made: Made, arm: str, count: int, cfg: DictConfig, spec: PlaySpec) -> dict[str, Any]:
+    """All that decides an arm's games."""
+    on = asdict(switched(spec.cicero, *ARMS[arm][2:])) if arm in ARMS else {}
+    about = {"models": made.models, "arm": arm, "cicero": on, "env": made.env, "games": count}
+    return about | {name: cfg[name] for name in ("seed", "temperature", "concurrency")} | limits_of(spec.algo)
 
 
 def games_of(

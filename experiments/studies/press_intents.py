@@ -33,7 +33,7 @@ from experiments.setup.select import add_cards
 from experiments.setup.spec import PlaySpec, play_spec
 from experiments.studies.cells import Workspace, begin, check_play
 from experiments.studies.intents import draw_panels, kept, refused, table_row
-from experiments.studies.talkers import Figures, card, save_player, say_arms, say_refusals
+from experiments.studies.talkers import Figures, card, limits_of, publish, save_player, say_arms, say_refusals
 from marl.agents.base import Agent
 from marl.agents.model import model_agent, room
 from marl.common.errors import UserError, check_count
@@ -174,9 +174,12 @@ def of_seed(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> tu
     """All figures of one seed, of which each part is measured once and kept, and the counts of its filters."""
     about = {"models": made.models, "tested": cfg.tested_games}
     path = place.cells / f"annotation-s{made.seed}-{digest(about)[:8]}.json"
-    found = kept(path, lambda: annotation(made, cfg, spec, place))
-    path = place.cells / f"control-s{made.seed}-{digest({**about, 'control': cfg.control})[:8]}.json"
-    found |= kept(path, lambda: control(made, cfg, spec, place))
+    found = kept(path, partial(annotation, made, cfg, spec, path.with_suffix(".csv.gz")))
+    other = place.cells / f"control-s{made.seed}-{digest({**about, 'control': cfg.control})[:8]}.json"
+    found |= kept(other, partial(control, made, cfg, spec, other.with_suffix(".csv.gz")))
+    if made.seed == cfg.seeds[0]:
+        publish(path.with_suffix(".csv.gz"), place.out / "correspondence.csv.gz")
+        publish(other.with_suffix(".csv.gz"), place.out / "messages.csv.gz")
     figures, counts = play(made, cfg, spec, place)
     return found | figures, counts
 
@@ -206,9 +209,9 @@ def tested(made: Made, players: str, cfg: DictConfig, spec: PlaySpec) -> tuple[P
     return played, found
 
 
-def annotation(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Figures:
+def annotation(made: Made, cfg: DictConfig, spec: PlaySpec, shown: Path) -> Figures:
     """The correspondence test: messages that say what their author will order, annotation and the order that was played
-    against the words."""
+    against the words. Writes some of them into `shown`."""
     figures: Figures = {}
     lines = []
     for players, end in ((CAREFUL, ""), (MIXTURE, f"/{MIXTURE}")):
@@ -219,15 +222,15 @@ def annotation(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) ->
         figures[NAIVE, f"intent/correspondence{end}"] = rate(naive)
         lines += [[players, m.said.text, i.text().strip(), int(w.own == i.own), int(kept_it)]
                   for (m, w, i), kept_it in zip(clear, naive, strict=True)]  # fmt: skip
-    if made.seed == cfg.seeds[0]:
-        columns = ("players", "message", "annotation", "is_as_said", "was_played")
-        write_csv(place.out / "correspondence.csv.gz", columns, lines[:: max(len(lines) // 400, 1)])
+    columns = ("players", "message", "annotation", "is_as_said", "was_played")
+    write_csv(shown, columns, lines[:: max(len(lines) // 400, 1)])
     return figures
 
 
-def control(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Figures:
+def control(made: Made, cfg: DictConfig, spec: PlaySpec, shown: Path) -> Figures:
     """Messages generated at places where scripted players spoke, under the annotated intent and under another: how many
-    state an order (`stated`), and of those the intended one (`control`). The base, which is told none, beside it."""
+    state an order (`stated`), and of those the intended one (`control`). The base, which is told none, beside it.
+    Writes some messages into `shown`."""
     played, seats = tested(made, CAREFUL, cfg, spec)
     figures: Figures = {}
     lines: list[list[object]] = []
@@ -245,8 +248,7 @@ def control(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Fi
             if name == TALKS:
                 lines += [["another" if swap else "annotated", i.text().strip(), m.said.text, w]
                           for (m, i), w in zip(wanted[:100], words, strict=False)]  # fmt: skip
-    if made.seed == cfg.seeds[0]:
-        write_csv(place.out / "messages.csv.gz", ("intent_is", "intent", "scripted", "generated"), lines)
+    write_csv(shown, ("intent_is", "intent", "scripted", "generated"), lines)
     return figures
 
 
@@ -307,15 +309,7 @@ def play(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> tuple
     for metric, six in OTHERS.items():
         scores: dict[str, np.ndarray] = {}
         for arm in (TALKS, MUTE, BASE, *([CAREFUL] if six == CAREFUL else [])):
-            about: dict[str, Any] = {
-                "models": made.models,
-                "arm": arm,
-                "six": six,
-                "cicero": asdict(spec.cicero),
-                "env": made.env,
-            }
-            about |= {name: cfg[name] for name in ("games", "seed", "temperature", "years", "concurrency")}
-            path = place.cells / f"games-s{made.seed}-{digest(about)[:10]}.json"
+            path = place.cells / f"games-s{made.seed}-{digest(played_by(made, arm, six, cfg, spec))[:10]}.json"
             if not path.exists():
                 one, others = player(made, arm, "one", cfg, spec), player(made, six, "six", cfg, spec)
                 place.bar.stage(f"seed {made.seed}: {arm} among {six}", cfg.games)
@@ -338,6 +332,13 @@ def play(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> tuple
             figures[f"{TALKS} - {other}", metric] = gain
         figures[f"{MUTE} - {BASE}", metric] = bootstrap_mean(scores[MUTE] - scores[BASE], rng=np.random.default_rng(0))
     return figures, counts
+
+
+def played_by(made: Made, arm: str, six: str, cfg: DictConfig, spec: PlaySpec) -> dict[str, Any]:
+    """All that decides the games of one among six."""
+    about = {"models": made.models, "arm": arm, "six": six, "cicero": asdict(spec.cicero), "env": made.env}
+    settings = ("games", "seed", "temperature", "years", "concurrency")
+    return about | {name: cfg[name] for name in settings} | limits_of(spec.algo)
 
 
 def player(made: Made, name: str, called: str, cfg: DictConfig, spec: PlaySpec) -> Agent:

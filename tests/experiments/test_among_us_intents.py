@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from experiments import evaluate
 from experiments.setup.players import check_players, model_player
+from experiments.setup.spec import play_spec
 from experiments.studies import among_us_intents as study
 from experiments.studies.intents import refused
 from marl.agents.model import PlayConfig
@@ -22,7 +25,7 @@ from marl.planning.planner import PlannerConfig
 from marl.rollout.cast import Seats
 from marl.rollout.games import env_maker
 from marl.storage.checkpoint import save_policy
-from tests.composing import configure
+from tests.composing import composed_once, configure
 from tests.marl.intents.test_among_us import ENV, talker
 
 STUDY = (  # a small one
@@ -31,6 +34,9 @@ STUDY = (  # a small one
     "control=4", "crew_games=2", "imposter_games=2", "concurrency=2", "cicero.draws=3", "cicero.candidates=2",
     "env.max_steps=60",
 )  # fmt: skip
+
+
+settings = composed_once("among_us_intents")
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +83,22 @@ def test_bad_settings_of_the_study(setting: str, error: str, tmp_path: Path) -> 
         study.main(configure("among_us_intents", setting, f"runs={tmp_path}", "progress=false"))
 
 
+def test_games_and_words_are_made_again_with_other_limits() -> None:
+    """Names what the study keeps by all that decides it."""
+    made: Any = SimpleNamespace(models={}, env=ENV)
+
+    def keys(*changed: str) -> tuple[dict, dict]:
+        cfg = settings(*changed)
+        return study.played_by(made, "crew: intents", 2, cfg, play_spec(cfg)), study.measured_by(made, cfg)
+
+    games, words = keys()
+    assert keys("epochs=3") == (games, words)
+    shorter, same = keys("model.context=900")
+    assert shorter != games and same == words
+    for change in ("model.max_new_tokens=9", "temperature=0.5", "cicero.top_p=0.5"):
+        assert all(new != old for new, old in zip(keys(change), (games, words), strict=True)), change
+
+
 def test_filters_that_are_on_are_counted_where_they_refuse_nothing() -> None:
     """4 of 552 unfinished draws in one seed, none of 510 in another: .0036 of both, and not the first seed's .0072."""
     assert study.filters_of("crew: intents") == [] and "value" in study.filters_of("imposter: no give-away filter")
@@ -107,5 +129,6 @@ def test_the_study_goes_from_games_to_a_table(tmp_path: Path) -> None:
     rows = csv_rows(tmp_path / "out" / "table.csv")
     assert {*study.ARMS, "base", "annotation", "naive annotation", "intent"} <= {row["arm"] for row in rows}
     assert (tmp_path / "among-us-intents-s0" / PARTS).is_file()
-    study.main(configure("among_us_intents", *small))
-    assert (tmp_path / "out" / "table.csv").read_text() == first
+    study.main(configure("among_us_intents", *small, f"publish={tmp_path}/again"))
+    assert (tmp_path / "again" / "table.csv").read_text() == first
+    assert csv_rows(tmp_path / "again" / "control.csv.gz") == csv_rows(tmp_path / "out" / "control.csv.gz")

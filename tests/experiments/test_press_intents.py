@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from experiments import evaluate, report
 from experiments.setup.players import check_plans, check_players, played_as
+from experiments.setup.spec import play_spec
 from experiments.studies import press_intents
 from marl.agents.model import PlayConfig
 from marl.common.errors import UserError
@@ -16,7 +19,7 @@ from marl.common.files import csv_rows
 from marl.metrics.wording import wording
 from marl.rollout.cast import Seats
 from marl.rollout.games import env_maker
-from tests.composing import configure
+from tests.composing import composed_once, configure
 from tests.marl.intents.press_models import ENV
 
 WEAK = (
@@ -28,6 +31,9 @@ STUDY = (  # a small one
     "scripted_games=4", "tested_games=2", "control=6", "seeds=[0]", *WEAK,
 )  # fmt: skip
 PLAY = ("progress=false", "threads=1", "device=cpu", "games=2", "concurrency=2")
+
+
+settings = composed_once("press_intents")
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +58,25 @@ def test_its_table_has_what_is_measured_and_the_same_command_says_it_again(runs:
     assert all(row[name] for row in rows for name in ("mean", "low", "high", "seeds", "games"))
     assert all(wording(metric) for _, metric in found)
     cells = {path: path.stat().st_mtime_ns for path in (runs / "press_intents").glob("*.json")}
-    press_intents.main(configure("press_intents", f"runs={runs}", *PLAY, *STUDY))
+    press_intents.main(configure("press_intents", f"runs={runs}", *PLAY, *STUDY, f"publish={runs}/again"))
     assert table.read_text() == before
+    for path in (runs / "again").iterdir():  # also those that are made once
+        assert path.suffix == ".jsonl" or path.read_bytes() == (table.parent / path.name).read_bytes(), path
+    assert {"correspondence.csv.gz", "messages.csv.gz"} < {path.name for path in (runs / "again").iterdir()}
     assert cells == {path: path.stat().st_mtime_ns for path in (runs / "press_intents").glob("*.json")}
+
+
+def test_games_are_played_again_with_other_limits() -> None:
+    """Names kept games by all that decides them."""
+    pytest.importorskip("diplomacy", reason="needs the extra `diplomacy`: pip install 'diplomacy==1.1.2'")
+    made: Any = SimpleNamespace(models={}, env={})
+
+    def key(*changed: str) -> dict:
+        cfg = settings(*changed)
+        return press_intents.played_by(made, press_intents.TALKS, press_intents.BASE, cfg, play_spec(cfg))
+
+    assert key() == key("control=9")
+    assert all(key() != key(change) for change in ("model.context=400", "model.max_new_tokens=9", "temperature=0.5"))
 
 
 def test_its_figure_is_what_report_draws_from_the_table(runs: Path, tmp_path: Path) -> None:
