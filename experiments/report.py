@@ -37,8 +37,6 @@ from marl.metrics.tables import (
     figures_by_arm,
     format_table,
     interval_of,
-    iqm_table,
-    profile_table,
     read_table,
     write_csv,
     write_table,
@@ -66,12 +64,8 @@ from marl.storage.folder import flat, unlike
 
 PUBLISHED = "published.csv"  # optional, the paper's figures: arm,mean,low,high,source
 
-# Metrics of performance profiles. Published figures, learning curves and ratios are of the first.
-PROFILED = {
-    "dond": ("game/score", "game/agreement", "belief/gain_over_prior", "speech/belief_change"),
-    "among_us": ("game/win_rate/crewmates", "vote/imposter", "belief/last_accuracy"),
-    "diplomacy": ("game/score", "belief/last_log_loss", "speech/belief_change"),
-}
+# The metric of published figures, learning curves and ratios.
+MAIN = {"dond": "game/score", "among_us": "game/win_rate/crewmates", "diplomacy": "game/score"}
 TALK = ("talk/said", "talk/heard", "talk/vote_credit/silence")  # of comparison=among_us_talk: said, heard, acted on
 DRAWN = {
     "dond": ("game/score", "belief/gain_over_prior"),
@@ -161,9 +155,9 @@ def publish(runs: Sequence[Run], folder: Path, part: str = "", earlier: Path | N
     `part` ends all names, for further tables in one folder. `earlier`: a published folder, whose runs are added.
     """
     games = sorted({run.game for run in runs})
-    if len(games) > 1 or games[0] not in PROFILED:
+    if len(games) > 1 or games[0] not in MAIN:
         raise UserError(
-            f"publish={folder}: the runs play {' and '.join(games)}. Select runs of one game, {' or '.join(PROFILED)}."
+            f"publish={folder}: the runs play {' and '.join(games)}. Select runs of one game, {' or '.join(MAIN)}."
         )
     check_writable(folder, "publish")
     kept = sorted(map(as_published, runs), key=order)
@@ -312,7 +306,7 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str, m
     if suffix:
         say("\n" + in_words(suffix))
     say("\n" + format_table(figures_by_arm(rows), names))
-    for found in ([row for row in differences if row.metric == PROFILED[game][0]], ratios):
+    for found in ([row for row in differences if row.metric == MAIN[game]], ratios):
         if found:
             say("\n" + format_table(figures_by_arm(found)))
     for sentence in costs(runs):
@@ -369,7 +363,7 @@ def draw(folder: Path, suffix: str, out: Path) -> None:
             out / f"figure{suffix}.svg",
             published=read_published(folder / PUBLISHED) if game == "among_us" else None,
             runs=runs,
-            curve=PROFILED[game][0] if game == "among_us" else "",
+            curve=MAIN[game] if game == "among_us" else "",
         )
 
 
@@ -440,13 +434,6 @@ def data_files(
             ],
         ),
     }
-    if over_seeds := iqm_table(arms, names):
-        profiles = profile_table(arms, [name for name in PROFILED[game] if name in names])
-        files["iqm.csv.gz"] = ("arm", "metric", "iqm", "low", "high", "seeds", "games"), map(astuple, over_seeds)
-        files["profiles.csv.gz"] = (
-            ("arm", "metric", "threshold", "share", "low", "high", "seeds"),
-            [(*row[:3], *astuple(row.share)) for row in profiles],
-        )
     if pairs and (apart := curve_differences(runs, pairs)):
         files["curve_differences.csv.gz"] = (
             ("arm", "training_games", "metric", *interval, "seeds", "games"),

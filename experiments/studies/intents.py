@@ -134,15 +134,16 @@ def of_seed(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Fi
         ensemble = Ensemble.load(folder)
     save_players(made, ensemble, Path(cfg.runs))
     found = {(arm, "intent/correspondence"): each for arm, each in annotation(made, place).items()}
-    control = digest({"control": cfg.control, **about})[:8]
+    said = {"temperature": cfg.temperature, **about}
+    control = digest({"control": cfg.control, **said})[:8]
     for arm in cfg.arms:
         path = place.cells / f"dialogue-{arm}-s{made.seed}-{control}.json"
         found |= kept(path, functools.partial(dialogue, made, arm, cfg, path.with_suffix(".csv.gz")))
     if not made.seed and "both" in cfg.arms:
         publish(place.cells / f"dialogue-both-s0-{control}.csv.gz", place.out / "control.csv.gz")
-        path = place.cells / f"situations-{digest({'most': SITUATIONS, **about})[:8]}.json"
+        path = place.cells / f"situations-{digest({'most': SITUATIONS, **said})[:8]}.json"
         if not path.exists():
-            write_json(path, {"rows": situations(made)})
+            write_json(path, {"rows": situations(made, cfg.temperature)})
         columns = ("place", "intent_is", "counts", "intent", "heard", called("human", cfg), "message")
         write_csv(place.out / "situations.csv", columns, read_json(path)["rows"])
     return {**found, **figures, **(play(made, ensemble, cfg, spec, place) if ensemble else {})}
@@ -372,7 +373,7 @@ def dialogue(made: Made, arm: str, cfg: DictConfig, generated: Path) -> Figures:
     for swap in (False, True):
         found = controlled(
             policy, arm, made.views, made.intents, make_env(), swap=swap, most=cfg.control, context=512,
-            rng=np.random.default_rng([made.seed, 3]),
+            rng=np.random.default_rng([made.seed, 3]), temperature=cfg.temperature,
         )  # fmt: skip
         name, end = ("another", "") if swap else ("annotated", "/annotated")
         for metric, each_ in control(found, np.random.default_rng(0)).items():
@@ -391,14 +392,14 @@ def dialogue(made: Made, arm: str, cfg: DictConfig, generated: Path) -> Figures:
     return {**{(arm, name): each for name, each in figures.items()}, **found_by_people}
 
 
-def situations(made: Made) -> list[list[Any]]:
+def situations(made: Made, temperature: float) -> list[list[Any]]:
     """Generates messages at the same places under three intents: the annotated one, and two others."""
     make_env = env_maker({**made.env, "split": "train"})
     lines: list[list[Any]] = []
     for further, name in enumerate(("annotated", "another", "a third")):
         found = controlled(
             made.dialogue["both"], "both", made.views, made.intents, make_env(), swap=bool(further), most=SITUATIONS,
-            context=512, rng=np.random.default_rng([made.seed, 4]), further=further,
+            context=512, rng=np.random.default_rng([made.seed, 4]), temperature=temperature, further=further,
         )  # fmt: skip
         for place, each in enumerate(found):
             numbers = (" ".join(map(str, triple)) for triple in (each.counts, each.intent.own))

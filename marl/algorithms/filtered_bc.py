@@ -44,7 +44,7 @@ def train_filtered_bc(training: Training, config: FilteredBCConfig) -> None:
     agent = model_agent(learner.name, learner.policy, config, training.seats(learner), config.temperature)
     rivals = competitive(training.make_env())
     for iteration in training.iterations(config, {learner.name: agent}):
-        episodes = add_rewards(iteration.rollout(), training.rewards)  # measured; `select` reads what the game paid
+        episodes = add_rewards(iteration.rollout(), training.rewards)  # measured only: `select` reads the payments
         rows = rows_of(episodes, {learner.name})
         flags = select(rows, config.keep, rivals)
         kept = [without_errors(row) for row, good in zip(rows, flags, strict=True) if good]
@@ -57,8 +57,8 @@ def train_filtered_bc(training: Training, config: FilteredBCConfig) -> None:
 def select(rows: Sequence[Row], keep: str, competitive: bool) -> list[bool]:
     """Marks the rows to imitate, by what the game paid them.
 
-    `keep`: `above_mean` (strictly above the mean of all rows), `nonzero`, `all`. `competitive`: also both sides of
-    valid deals that paid neither anything.
+    `keep`: `above_mean` (strictly above the mean of all rows), `nonzero`, `all`. `competitive`: also marks both sides
+    of valid deals that paid neither anything.
     """
     if not rows:
         return []
@@ -96,7 +96,7 @@ def without_errors(row: Row) -> Row:
     for turn, end in zip(own, [*(t.start for t in own[1:]), len(stream)], strict=True):
         if turn.error:
             kept[turn.start : end] = False
-    shift = np.concatenate([[0], np.cumsum(~kept)])  # how many are cut before each place, the stream's end included
+    shift = np.concatenate([[0], np.cumsum(~kept)])  # tokens cut before each position, the end included
     indices = kept.nonzero()[0]
     short = Stream([stream.tokens[i] for i in indices], [stream.kinds[i] for i in indices])
     turns = tuple(

@@ -1,10 +1,10 @@
 """DORA, DNVI, DNVI-NPU and RL-DiL-piKL: self-play in which everybody plans one step ahead, and learns from the plans.
 
 In every iteration all players of many games plan (`planning/lookahead.py`) and move once. The value network is
-regressed to what the plans expected, the proposal network to what they played. The four are one trainer with other
+regressed to the scores that plans expected, the proposal network to the orders that they drew. The four differ only in
 settings: regret matching (DORA) or hedge (DNVI) from nothing or from the anchor (NPU), and DiL-piKL near the anchor.
-Sources: Bakhtin et al. 2021, 2022. Left out: double oracle for what is never proposed (some candidates are drawn
-uniformly), rewards before the end of a game, and discounting, since scores sum to 1.
+Sources: Bakhtin et al. 2021, 2022. Left out: double oracle for orders that are never proposed (some candidates are
+drawn uniformly), rewards before the end of a game, and discounting, since scores sum to 1.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class LookaheadConfig:
     iterations: int = 200
     games: int = 128
     explore: float = 0.1  # probability that a player moves at random among its candidates
-    replay: int = 5000  # positions to learn from, the newest
+    replay: int = 5000  # newest positions, to learn from
     batch: int = 256
     updates: int = 8
     learning_rate: float = 1e-3
@@ -60,7 +60,7 @@ class Data(NamedTuple):
 
 
 class Learner:
-    """Networks, their optimizer, the games that go on, and what is learned from: all that a checkpoint keeps."""
+    """Networks, their optimizer, the running games and the replay buffer: all that a checkpoint keeps."""
 
     def __init__(self, game: Game, net: OrderNet, config: LookaheadConfig) -> None:
         self.net, self.iteration, self.states = net, 0, game.start(config.games)
@@ -73,8 +73,8 @@ def train_lookahead(
     game: Game, learner: Learner, anchor: OrderNet | None, config: LookaheadConfig, seed: int,
     after: Callable[[Learner, dict[str, float]], None],
 ) -> None:  # fmt: skip
-    """Trains in place, from the learner's iteration on; `after` gets what each iteration measured. The random numbers
-    of an iteration follow from `seed` and its number, so that a run can go on from any checkpoint."""
+    """Trains in place, from the learner's iteration on; `after` gets each iteration's metrics. An iteration's random
+    numbers follow from `seed` and its number, so a run can resume from any checkpoint."""
     while learner.iteration < config.iterations:
         rng = np.random.default_rng([seed, learner.iteration])
         plans = search(game, learner.states, learner.net, anchor, config.search, rng)
@@ -111,7 +111,7 @@ def regress(
 
 
 def save(learner: Learner, folder: Path, **notes: Any) -> None:
-    """Keeps the learner, and notes (plain data) in state.json beside it, in a folder, in one step."""
+    """Saves the learner to a folder, in one step; `notes` (plain data) go into its state.json."""
     tensors = {f"net.{name}": value for name, value in learner.net.state_dict().items()}
     for number, own in learner.optimizer.state_dict()["state"].items():
         tensors |= {f"adam.{number}.{name}": value for name, value in own.items()}
@@ -126,7 +126,7 @@ def save(learner: Learner, folder: Path, **notes: Any) -> None:
 
 
 def load(learner: Learner, folder: Path) -> None:
-    """Sets the learner to what a folder holds. UserError if that is damaged, or of other networks."""
+    """Loads the learner from a folder. Raises UserError if it is damaged, or its networks have another size."""
     if damage := verify_folder(folder):
         raise UserError(f"{damage}. Remove that folder to begin again.")
     with reading(folder):

@@ -1,4 +1,4 @@
-"""Past selves of a learner as players of its role: kept every so many iterations, one drawn for each iteration.
+"""Past selves of a learner as players of its role: one is kept every `pool` iterations, each iteration draws one.
 
 A learner that only meets the latest opponent forgets how to play against the earlier ones. Left out: pools over several
 processes, and past selves in evaluation.
@@ -24,8 +24,8 @@ class Pool:
     """The past selves of `seats.player`, whose policy is `learner`. `policy` plays, with the weights of the drawn one.
 
     `folder` holds the past selves as policies, which `card` describes. `memory` counts the games and wins of each;
-    checkpoints keep it. Whatever happens in an iteration follows from `seed`, its number and `memory`, so a run that
-    continues is the run that was never stopped.
+    checkpoints keep it. An iteration follows from `seed`, its number and `memory`, so a resumed run equals one that was
+    never stopped.
     """
 
     seats: Seats
@@ -35,10 +35,10 @@ class Pool:
     seed: int
     memory: dict[str, float]
     card: Mapping[str, Any]
-    drawn: int = field(default=0, init=False)  # the iterations that it had learned for
+    drawn: int = field(default=0, init=False)  # iterations that the drawn one had learned for
 
     def place(self, iteration: int) -> Path:
-        """The folder of the past self that had learned for so many iterations."""
+        """Returns the folder of the past self that had learned for `iteration` iterations."""
         return self.folder / f"{self.seats.player}-{iteration:06d}"
 
     def chances(self, iteration: int) -> dict[int, float]:

@@ -28,12 +28,12 @@ from marl.rewards import add_rewards
 class PPOConfig(TrainConfig):
     """Settings of PPO.
 
-    `imitate`: the games that an imitation loss learns from. `alternate`: with two learners, how many iterations one
-    learns while the other stands still (0: both always). `planner`: how plans are made for a loss that reads them; they
-    are noted beside the policy's own samples, which are played.
+    `imitate`: the games that an imitation loss learns from. `alternate`: with two learners, each learns for so many
+    iterations while the other is frozen (0: both always learn). `planner`: how plans are made for a loss that reads
+    them; plans are only recorded, the policy's own samples are played.
     `advantage`: gae, with a critic, or one of `learning/estimators/`. `group`: plays of each start, among the `games`.
     `scale`: whether grpo divides by the group's standard deviation. `intents`: a folder of
-    `experiments.studies.intents`, whose action model plans what learners read before each reply; None: no intents.
+    `experiments.studies.intents`, whose action model plans the intent that learners read before each reply; None: none.
     """
 
     anneal_lr: bool = True  # the learning rate falls linearly to 0 over the iterations
@@ -59,7 +59,7 @@ class PPOConfig(TrainConfig):
         self.check_advantage()
 
     def check_advantage(self) -> None:
-        """Refuses settings that the estimator does not read, or groups that it cannot compare."""
+        """Raises UserError for settings that the estimator does not read, or groups that it cannot compare."""
         name = self.advantage
         if name not in ESTIMATORS:
             raise UserError(f"algo.advantage={name}: must be one of {', '.join(ESTIMATORS)}")
@@ -82,7 +82,7 @@ class PPOConfig(TrainConfig):
 def train_ppo(training: Training, config: PPOConfig) -> None:
     """Trains the learners in place."""
     agents = {learner.name: player(learner, training, config) for learner in training.learners}
-    rivals = competitive(training.make_env())  # then a deal that pays neither player may be imitated
+    rivals = competitive(training.make_env())  # if so, a deal that pays neither player may be imitated
     for iteration in training.iterations(config, agents):
         episodes = iteration.rollout()  # also answers the belief questions
         episodes = add_rewards(episodes, training.rewards)  # fills turn.rewards by name
@@ -105,8 +105,8 @@ def train_ppo(training: Training, config: PPOConfig) -> None:
 
 
 def player(learner: Learner, training: Training, config: PPOConfig) -> ModelAgent:
-    """Makes a learner's player: one that is told intents, or if a loss reads plans, one that plays the same as without
-    and notes what it would have planned."""
+    """Makes a learner's player. With `intents` it reads intents. If a loss reads plans, it plays as without them, and
+    records what it would have planned."""
     seats = training.seats(learner)
     if config.intents:
         folder, how = Path(config.intents), config.cicero
@@ -120,5 +120,5 @@ def player(learner: Learner, training: Training, config: PPOConfig) -> ModelAgen
 
 
 def learning(learners: Sequence[Learner], alternate: int, iteration: int) -> Sequence[Learner]:
-    """Returns who learns in an iteration: everybody, or one after another for `alternate` iterations each."""
+    """Returns who learns in an iteration: everybody, or each in turn for `alternate` iterations."""
     return learners if not alternate else [learners[iteration // alternate % len(learners)]]

@@ -2,9 +2,9 @@
 
 In every iteration the learner talks, believes and decides when to propose; a planner chooses its claims or votes near a
 frozen anchor, the base (`planning/planner.py`). Then the policy is regressed to the plans by cross-entropy, the critic
-to what they expected (or to what the game paid), and belief to the truth.
+to their expected payment (or to the game's payment), and belief to the truth.
 
-Left out, of the published algorithm: a value for what follows a plan, proposals of actions (all are weighed),
+Left out of the published algorithm: a value of what follows a plan, proposals of actions (plans weigh all actions),
 exploration.
 """
 
@@ -29,10 +29,10 @@ VALUES = ("plan", "paid")
 
 @dataclass(frozen=True)
 class RLPiklConfig(TrainConfig):
-    """Settings of RL-DiL-piKL. `planner`: how is planned what is played and learned.
+    """Settings of RL-DiL-piKL. `planner`: how the plans are made that are played and learned.
 
-    `gamma`: of the returns that the critic is regressed to. `value`: what these returns end in: `paid`, what the game
-    paid, or `plan`, as published, what the plan expected of a claim (`as_expected`) or a vote (`expected_votes`).
+    `gamma`: discount of the critic's target returns. `value`: the payment in these returns: the game's own (`paid`) or,
+    as published, what the plan expected (`plan`) of a claim (`as_expected`) or a vote (`expected_votes`).
     """
 
     anneal_lr: bool = True  # the learning rate falls linearly to 0 over the iterations
@@ -60,14 +60,14 @@ def train_rl_pikl(training: Training, config: RLPiklConfig) -> None:
         training.game, learner.reference,
     )  # fmt: skip
     paid = {name: reward for name, reward in training.rewards.items() if not credits_messages(reward)}
-    returns = Credit(gamma=config.gamma, gae_lambda=1.0)  # what is paid from there on
+    returns = Credit(gamma=config.gamma, gae_lambda=1.0)  # discounted sums of later payments
     for iteration in training.iterations(config, {learner.name: agent}):
         episodes = add_rewards(iteration.rollout(), training.rewards)
         valued: Sequence[Episode] = episodes
         if config.value == "plan" and training.game == "dond":
             valued = add_rewards([as_expected(episode) for episode in episodes], paid)
         rows = rows_of(valued, {learner.name})
-        if rows:  # a rare partner may hold none in these games
+        if rows:  # a learner that is a rare partner may hold no seat
             votes = any_needs(training.losses, "votes")
             batch = add_advantages(collate(rows, paid, votes=votes, drawn_from_plans=True), paid, returns)
             if config.value == "plan" and training.game == "among_us":
@@ -77,7 +77,7 @@ def train_rl_pikl(training: Training, config: RLPiklConfig) -> None:
 
 
 def as_expected(episode: Episode) -> Episode:
-    """Returns the game of Deal or No Deal with each planned claim paid what its plan expected: sum plan times value."""
+    """Returns a game of Deal or No Deal in which each planned claim is paid its expected value, sum(plan * values)."""
     expected = {
         turn.agent: Payment(turn.agent, turn.step, float(np.dot(turn.planned.plan, turn.planned.values)))
         for turn in episode.turns
@@ -91,8 +91,8 @@ def expected_votes(batch: TokenBatch, rows: Sequence[Row]) -> TokenBatch:
     """Sets the returns of planned votes, in Among Us with one imposter, to what plans expected: p W + (1 - p) L.
 
     p, the sum over votes of plan times value, is the planned probability that the imposter is ejected. W is the mean
-    that games paid after votes that did so. L is what this game paid, if the vote did not eject it, else the mean of
-    the votes that did not. If all planned votes of the batch ended alike, nothing is changed.
+    return of votes that ejected it. L is the vote's own return if it did not eject the imposter, else the mean return
+    of votes that did not. If all planned votes of the batch ended alike, nothing changes.
     """
     voted, positions, expected, ejected = [], [], [], []
     for row, (episode, agent) in enumerate(rows):

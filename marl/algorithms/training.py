@@ -1,7 +1,7 @@
 """Parts that all training loops share: an iteration's games, the update of a learner, and what is logged.
 
-Everything random in iteration `i` is a function of the seeds and `i`, so a run that continues from a checkpoint is the
-run that was never stopped. What a learner makes of the games it played is in `ppo.py`, `filtered_bc.py`, `rl_pikl.py`.
+Everything random in iteration `i` is a function of the seeds and `i`, so a run that resumes from a checkpoint equals
+one that was never stopped. How learners learn from their games is in `ppo.py`, `filtered_bc.py`, `rl_pikl.py`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Training:
     `cast` says who plays each role; `frozen` are the players in it that don't learn. `start`: the first iteration,
     0-based. `after` gets each finished iteration's number (from 1), metrics (a second learner's begin with its name)
     and episodes: it logs, evaluates, saves. `rename`: see `update`. `memory`: what is learned
-    beside the weights, by learner; checkpoints keep it. `pools`: past selves of learners in the cast.
+    besides the weights, by learner; checkpoints keep it. `pools`: past selves of learners in the cast.
     """
 
     learners: Sequence[Learner]
@@ -85,11 +85,11 @@ class Iteration:
         self.cast = by_role(training.cast, self.agents)
         self.name = f"iteration {number + 1}/{config.iterations}"
         self.metrics: dict[str, float] = {}
-        self.tokens = 0  # learned from
+        self.tokens = 0  # that were learned from
         self.began = self.played = time.perf_counter()
 
     def rollout(self) -> list[Episode]:
-        """Plays the games; of several ranks each plays its share and gets all."""
+        """Plays the games. Each rank plays its share and gets all episodes."""
         t = self.training
         for pool in t.pools:
             pool.begin(self.number)
@@ -117,7 +117,7 @@ class Iteration:
         generator = torch.Generator().manual_seed(shuffle_seed(t.seeds.shuffling, self.number))
         if t.rename is not None:
             t.rename.generator.manual_seed(shuffle_seed(t.seeds.shuffling, self.number, RENAME))
-        scored = replace(settings, temperature=self.config.temperature)  # what was sampled is what is scored
+        scored = replace(settings, temperature=self.config.temperature)  # scores what was sampled
         with learner.training() as policy:
             found = update(
                 policy, learner.reference, batch, t.losses, learner.optimizer, scored, generator, t.progress.advance,
@@ -132,7 +132,7 @@ class Iteration:
         self.metrics |= {prefix + name: value for name, value in metrics.items()}
 
     def finish(self, episodes: Sequence[Episode]) -> None:
-        """Adds what the games and the clock say, and hands everything to `after`."""
+        """Adds metrics of the games and of speed, and passes everything to `after`."""
         t = self.training
         for pool in t.pools:
             pool.note(episodes)

@@ -113,8 +113,8 @@ def followed(episodes: Iterable[Episode], rng: np.random.Generator) -> Metrics:
 
 def controlled(
     policy: Policy, arm: str, views: Sequence[HumanView], intents: Mapping[int, Sequence[Intent]], env: Any, *,
-    swap: bool, most: int, context: int, rng: np.random.Generator, top_p: float = 0.9, limit: int = 32,
-    further: int = 0,
+    swap: bool, most: int, context: int, rng: np.random.Generator, temperature: float, top_p: float = 0.9,
+    limit: int = 32, further: int = 0,
 ) -> list[Controlled]:  # fmt: skip
     """Generates one message at each of `most` places where people spoke, under the annotated intent, or (`swap`) under
     another complementary pair of claims, drawn at random, or the one so much `further`."""
@@ -141,7 +141,7 @@ def controlled(
         slots = [engine.allocate() for _ in group]
         engine.read(slots, [stream[:-1] for stream in group])
         last, limits = [stream[-1] for stream in group], [limit] * len(group)
-        texts = draw_messages(engine, slots, last, limits, temperature=1.0, top_p=top_p, rng=rng)
+        texts = draw_messages(engine, slots, last, limits, temperature=temperature or 0.01, top_p=top_p, rng=rng)
         for slot in slots:
             engine.free(slot)
         for (view, reply), intent, (ids, _) in zip(drawn[start:], wanted[start:], texts, strict=False):

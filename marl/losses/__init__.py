@@ -1,4 +1,4 @@
-"""Losses: what a gradient is taken of. One small file each: `(TokenBatch, Outputs) -> values, mask`.
+"""Losses: the terms that give gradients. One small file each: `(TokenBatch, Outputs) -> values, mask`.
 
 `learning/update.py` averages the values over the mask in the whole minibatch and sums the terms by weight. A new term
 is one file, anywhere on Python's path, and one line of configuration.
@@ -14,7 +14,7 @@ from torch import Tensor
 from marl.common.errors import UserError, naming
 from marl.types import Kind, TokenBatch
 
-OVER = ("choice", "speech", "both")  # which reply tokens a term is about
+OVER = ("choice", "speech", "both")  # the reply tokens that a term reads
 # Outputs that a term may read. Terms that read the same share a forward pass; "renamed" (other names) has its own.
 READS = ("reply", "values", "beliefs", "observed", "planned", "divergence", "renamed")
 
@@ -45,8 +45,8 @@ class Loss(Protocol):
     Optional attributes, false by default, say what else of a batch a term needs (`needs`):
     `needs_advantages`: advantages, and `logprobs` that are the policy's own samples; learners without them drop it.
     `needs_returns`: returns and values of the critic that played; likewise.
-    `needs_samples`: all that the policy played, not what a filter kept alone; likewise.
-    `needs_reference`: `batch.reference_logprobs`, which are computed at its mask and 0 elsewhere.
+    `needs_samples`: all that the policy played, not only what a filter kept; likewise.
+    `needs_reference`: `batch.reference_logprobs`, computed at the term's mask and 0 elsewhere.
     `needs_filter`: `batch.imitate`, the replies of games that a filter kept.
     `needs_votes`: choices that say what is believed, beside the belief questions (`batch.vote`).
     `parts`: further terms by name, which are built with this one and called `NAME_PART`.
@@ -67,7 +67,7 @@ class Loss(Protocol):
 
 
 def needs(loss: Loss, what: str) -> bool:
-    """Tells whether a loss needs `advantages`, `returns` or another thing of a batch (see `Loss`)."""
+    """Tells whether a loss needs `advantages`, `returns` or another part of a batch (see `Loss`)."""
     return bool(getattr(loss, f"needs_{what}", False))
 
 

@@ -23,7 +23,7 @@ class EntropyLoss:
 
     @property
     def needs_samples(self) -> bool:
-        """Tells whether its weight is 0: then it is measured only where all that was played is learned from."""
+        """Tells whether its weight is 0: then only learners that learn from all that was played measure it."""
         return not self.weight
 
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:

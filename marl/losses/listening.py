@@ -18,9 +18,9 @@ from marl.types import TokenBatch
 class ListeningLoss:
     """-log belief(true answer), (N,) (Sarkar et al. 2025); the sum of beliefs if several answers are true.
 
-    `renamed`: learn from rows with other names in the place of the game's (`learning/renaming.py`), in a pass of its
-    own; at weight 0 rows are read as they are. `votes`: weight of the votes, relative to the questions; each is a mean
-    of its own. 0 leaves them out.
+    `renamed`: learns from rows in which other names replace the game's (`learning/renaming.py`), in a separate pass; at
+    weight 0 rows are read as they are. `votes`: weight of the votes, relative to the questions; 0 leaves them out.
+    Votes and questions have separate means.
     """
 
     weight: float = 0.3

@@ -1,9 +1,9 @@
 """Plan loss: draws the policy toward what a planner (`planning/planner.py`) would play.
 
 At each token the plan is a distribution over the legal options of a choice, or over the tokens that continue some legal
-claim; the policy's is over the whole vocabulary, so both forms also teach it to say nothing else. By the chain rule the
-sum over a claim's tokens has the expectation of the term for whole claims, if these are drawn from the distribution
-that the term averages over: the plan for `cross_entropy` (algo=pikl), the policy for `kl` (algo=ppo).
+claim. The policy's is over the whole vocabulary, so both forms also teach it to say nothing else. By the chain rule the
+sum over a claim's tokens is, in expectation, the term for whole claims, if claims are drawn from the distribution that
+the term averages over: the plan for `cross_entropy` (algo=pikl), the policy for `kl` (algo=ppo).
 """
 
 from dataclasses import dataclass
@@ -16,15 +16,16 @@ from marl.losses import Outputs
 from marl.types import TokenBatch
 
 FORMS = ("cross_entropy", "kl")
-LEAST = 1e-6  # probability of other tokens that counts; less is rounding
+LEAST = 1e-6  # least probability of other tokens that counts; less is rounding
 
 
 @dataclass(frozen=True)
 class PlanLoss:
     """Divergence of policy and plan at planned tokens.
 
-    `form`: `cross_entropy`, -sum plan log policy (Bakhtin et al. 2022), or `kl`, KL(policy || plan), in which the plan
-    is raised to `floor`, lest KL be infinite at actions it rules out; all tokens outside the plan count as one.
+    `form`: `cross_entropy`, -sum plan log policy (Bakhtin et al. 2022), or `kl`, KL(policy || plan). In `kl` the plan's
+    probabilities are raised to `floor`, so that KL is finite at actions it rules out; all tokens outside the plan count
+    as one.
     """
 
     weight: float = 0.3

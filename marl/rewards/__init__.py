@@ -20,7 +20,7 @@ class Reward(Protocol):
     `credits`: "turn" (default), added to the game's reward, or "message", credited to the message's own tokens
     (`learning/advantages.py`); such a reward counts at turns with a message only.
     `resamples`: how many other messages are to be drawn in the place of each (`Turn.instead`); 0 by default.
-    `is_game`: true if it is what the environment pays, which learners without advantages select games by.
+    `is_game`: true if it is what the environment pays; learners without advantages select games by it.
     """
 
     @property
@@ -47,14 +47,14 @@ def of_messages(rewards: Mapping[str, Reward]) -> list[str]:
 
 
 def add_rewards(episodes: Sequence[Episode], rewards: Mapping[str, Reward]) -> list[Episode]:
-    """Fills `turn.rewards` by name, unweighted; those credited to messages at turns with a message only.
+    """Fills `turn.rewards` by name, unweighted; rewards credited to messages only at turns with a message.
 
     Raises UserError, naming the reward, if it raises or returns anything but a number for each turn.
     """
     filled = []
     for episode in episodes:
         paid = {name: _amounts(name, reward, episode) for name, reward in rewards.items()}
-        silent = {name for name, reward in rewards.items() if credits_messages(reward)}  # where nothing is said
+        silent = {name for name, reward in rewards.items() if credits_messages(reward)}  # without a message
         turns = tuple(
             replace(turn, rewards={n: float(x[u]) for n, x in paid.items() if turn.message or n not in silent})
             for u, turn in enumerate(episode.turns)

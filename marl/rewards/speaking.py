@@ -17,7 +17,7 @@ from marl.types import Belief, Episode, Turn
 LISTENERS = ("others", "all")
 BASELINES = ("before", "resampled")
 OF = ("probability", "log_probability")
-FLOOR = 1e-4  # of a probability before its log is taken, or one listener who is surely wrong would outweigh the others
+FLOOR = 1e-4  # least probability that a log is taken of: else one listener, sure and wrong, would outweigh the others
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class SpeakingReward:
     `listeners`: `others` (everyone but the speaker) or `all`. `of`: what is summed, `probability` or `log_probability`.
     `players`: count only listeners played by these (names in `Episode.players`); empty counts all.
     `baseline`: what belief after the message is compared with: belief `before` it, or the mean over `samples` messages
-    that are drawn instead (`rollout/resampling.py`); only messages of learners in training are: others keep `before`.
-    `adversaries`: roles that earn the negative and are no listeners (an imposter in training).
+    drawn instead (`rollout/resampling.py`). Only learners' messages in training have such samples; others use `before`.
+    `adversaries`: roles that earn the negative amount and do not count as listeners (an imposter in training).
     """
 
     weight: float = 0.5
@@ -83,8 +83,8 @@ class SpeakingReward:
         return found
 
     def _compared(self, turn: Turn, after: Belief, before: float) -> float:
-        """The amount that belief after the message is compared with. Another message that nobody is asked after leaves
-        belief as it was `before`."""
+        """Returns the amount that belief after the message is compared with. If nobody is asked after another message,
+        belief stays as it was `before`."""
         if self.baseline == "before" or not turn.instead:
             return before
         asked = (after.listener, after.question.text)

@@ -1,8 +1,8 @@
-"""Casts: each role is held by a learner or by somebody frozen, and some of its seats by somebody else.
+"""Casts: one player holds each role, and a partner may hold some of its seats.
 
 `learner` and `rival` learn; all others are frozen: `base`, a finished run's folder, scripted players by name, and past
 selves of a learner (`pool`; marl/algorithms/pool.py). Which seats of a role a partner holds follows from the game's
-seed, so that the same games have the same cast.
+seed, so the same games have the same cast.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from marl.common.errors import UserError
 from marl.rollout.rollout import Cast
 from marl.rollout.seeds import Game
 
-LEARNERS = ("learner", "rival")  # each a policy of its own that learns
+LEARNERS = ("learner", "rival")  # each has a policy of its own
 PAST = "past_"  # past_rival: past selves of the rival
 PICKS = ("uniform", "wins")
 CAST = 4  # a part of a game's seed
@@ -29,9 +29,9 @@ CAST = 4  # a part of a game's seed
 class Seats:
     """Seats of one role: `player` holds all but `partners` of them, which `partner` holds.
 
-    1.25 partners are one in each game and two in a quarter of them. With a `pool` the partners are past selves of
-    `player` instead, one for all games of an iteration: it was kept every `pool` iterations, and is drawn uniformly or
-    by how often it `wins`.
+    1.25 partners mean one in each game and two in a quarter of the games. With a `pool` past selves of `player` are the
+    partners instead. One is kept every `pool` iterations. Each iteration draws one for all its games, uniformly or by
+    how often it `wins`.
     """
 
     player: str = "learner"
@@ -61,15 +61,15 @@ class Seats:
         return f"{PAST}{self.player}" if self.pool else self.partner
 
     def today(self) -> Seats:
-        """The same without past selves: their seats are the player's, as in evaluation."""
+        """Returns the same seats without past selves, as in evaluation: the player holds theirs."""
         return replace(self, partners=0.0, pool=0, pick="uniform") if self.pool else self
 
 
-OFF = {"pool": 0, "pick": "uniform"}  # settings that came later, where they are off: no part of a run's identity
+OFF = {"pool": 0, "pick": "uniform"}  # newer settings when off: no part of a run's identity
 
 
 def written(seats: Seats | Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a role's seats, without those of OFF."""
+    """Returns the settings of a role's seats, without those of OFF."""
     settings = asdict(seats) if isinstance(seats, Seats) else seats
     return {name: value for name, value in settings.items() if (name, value) not in OFF.items()}
 

@@ -1,12 +1,15 @@
 """Finds the parts of a game by its name: `envs/NAME_v0.py` and `marl/agents/scripted/NAME.py`.
 
-docs/howto/game.md builds one. Beside what it shows, the environment's module may have `PAYMENT` (settings that no
-player reads of, so that they make no other base), `FILES` (settings that name files), `EXCHANGEABLE` (by style, words
-that can stand for one another), `LATER` (settings that came later, as they are where they change nothing) and
-`TRUTHS = True` if its `infos` have `truths`: of the options of a choice that says what its agent believes, those that
-are true (a vote for an imposter). The scripts' module may have a `VERSION`, by which a base knows that they changed. A
-game of several styles has the setting and attribute `style` and the reset option `styles`, by agent
-(`envs.core.read_styles`).
+docs/howto/game.md builds one. The environment's module may also have
+- `PAYMENT`: settings that no player reads about, so they need no other base.
+- `FILES`: settings that name files.
+- `EXCHANGEABLE`: words that can replace one another, by style.
+- `LATER`: newer settings, each with the value at which it changes nothing.
+- `TRUTHS = True`: `infos` have `truths`, the true options of a choice that says what its agent believes (of a vote: the
+  imposters).
+
+The scripts' module may have a `VERSION`: a new one means that the scripts changed and need a new base. A game of
+several styles has the setting and attribute `style`, and the reset option `styles`, by agent (`envs.core.read_styles`).
 """
 
 import hashlib
@@ -22,7 +25,7 @@ from marl.agents.text import TextAgent
 from marl.common.errors import UserError
 from marl.model.tokens import Tokens
 
-SAID = ("role", "questions", "error", "message", "span", "entry")  # what `infos` has of each agent, always
+SAID = ("role", "questions", "error", "message", "span", "entry")  # keys that each agent's info always has
 
 
 def game_module(game: str) -> ModuleType:
@@ -51,7 +54,7 @@ def _module(name: str, game: str, missing: str) -> ModuleType:
 
 
 def env_maker(env: Mapping[str, Any]) -> Callable[[], Any]:
-    """Returns what makes environments of the settings `env.*`. Builds one, and raises UserError for bad settings."""
+    """Returns a function that makes environments of the settings `env.*`. Raises UserError for bad settings."""
     settings = {k: v for k, v in env.items() if k != "game"}
     module = game_module(env["game"])
 
@@ -68,7 +71,7 @@ def env_maker(env: Mapping[str, Any]) -> Callable[[], Any]:
 
 
 def is_installed(env: Mapping[str, Any]) -> bool:
-    """Tells whether the game has the package that it needs. UserError for bad settings."""
+    """Tells whether the package that the game needs is installed. Raises UserError for bad settings."""
     try:
         env_maker(env)
     except UserError as error:
@@ -79,7 +82,7 @@ def is_installed(env: Mapping[str, Any]) -> bool:
 
 
 def check_said(env: Any, infos: Mapping[str, Any]) -> None:
-    """Raises UserError, naming the game, if its `infos` lack what a game has to say: SAID, and at the end `outcome`."""
+    """Raises UserError, naming the game, if its `infos` lack a key of SAID or, at the end, a valid `outcome`."""
     game = type(env).__name__
     for agent, info in infos.items():
         if lacking := [name for name in SAID if name not in info]:
@@ -98,7 +101,7 @@ def check_said(env: Any, infos: Mapping[str, Any]) -> None:
 
 
 def file_digests(*envs: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Returns `files`: twelve hexadecimal digits of the contents of each file that these settings name; {} without any.
+    """Returns `files`: a digest (twelve hexadecimal digits) of each file that these settings name; {} without any.
 
     Raises UserError if a file cannot be read.
     """
@@ -119,7 +122,7 @@ def _unreadable(env: Mapping[str, Any], error: OSError) -> UserError:
 
 
 def exchangeable(env: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the words of the game in its style that can stand for one another; most games have none."""
+    """Returns the words of the game's style that can replace one another; most games have none."""
     return tuple(getattr(game_module(env["game"]), "EXCHANGEABLE", {}).get(env.get("style"), ()))
 
 
@@ -130,7 +133,7 @@ def without_later(env: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def has_truths(env: Mapping[str, Any]) -> bool:
-    """Tells whether some choices of the game say what their agent believes, and infos say what is true."""
+    """Tells whether some choices of the game say what their agent believes, and `infos` have the true ones."""
     return bool(getattr(game_module(env["game"]), "TRUTHS", False))
 
 

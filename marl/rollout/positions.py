@@ -48,7 +48,7 @@ class Played(NamedTuple):
 
 
 def play(game: Game, players: Sequence[Player], seats: Ints, rng: np.random.Generator) -> Played:
-    """Plays G games to their end; `seats` (G, n): the number in `players` of who sits where."""
+    """Plays G games to their end; `seats` (G, n): index in `players` of each seat's player."""
     states, rows, scores = game.start(len(seats)), np.arange(len(seats)), np.zeros(seats.shape)
     seen: list[tuple[States, Orders, Ints]] = []
     for player in players:

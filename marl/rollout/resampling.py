@@ -1,10 +1,10 @@
 """Messages that might have been sent instead: drawn from their author in the same place, heard by the same listeners.
 
-Finished games are replayed from their replies. Before each message of a learner the game is copied; its author draws
-other replies, the copy of the game says what the others hear of each, and every listener is asked again. All streams
-are read once more for the draws and once for the hearing; at each message their cache slots are forked, so that only
-the new tokens are read again. With `votes` the others then go on as they did, word for word, to the next vote, and
-what each would vote is read off its model. Left out: what the answers are worth (`rewards/speaking.py`).
+Finished games are replayed from their replies. Before each message of a learner the game is copied. The author draws
+other replies, the copy shows the listeners each of them, and every listener is asked again. All streams are read once
+more for the draws and once for the hearing; at each message their cache slots are forked, so only the new tokens are
+read again. With `votes` the recorded turns then continue, word for word, to the next vote, and what each agent would
+vote is read off its model. Left out: what the answers are worth (`rewards/speaking.py`).
 """
 
 import copy
@@ -26,26 +26,26 @@ from marl.model.tokens import Asked, StreamWriter
 from marl.rollout.seeds import RESAMPLED
 from marl.types import Belief, Episode, Kind, Stream, Turn, answered
 
-ROWS, MOST_ROWS = 8, 64  # streams that are read side by side
-VOTE = "vote"  # the text of the question that stands for a choice among options of which some are true
+ROWS, MOST_ROWS = 8, 64  # streams read side by side; at most, if `wide`
+VOTE = "vote"  # text of the question that stands for a choice among options, some of which are true
 
 
 @dataclass
 class Message:
-    """A message, the game before it, and how many tokens of their streams its listeners had read (its author: of its
-    own, up to the message)."""
+    """A message and the game before it. `lengths`: how many tokens of its stream each agent had read by then (the
+    author: up to the message)."""
 
     game: int
     turn: int
     env: Any
     lengths: dict[str, int]
-    replies: list[list[int]] = field(default_factory=list)  # that are drawn instead
-    heard: list[list[Belief]] = field(default_factory=list)  # by reply, the answers after it
+    replies: list[list[int]] = field(default_factory=list)  # drawn instead
+    heard: list[list[Belief]] = field(default_factory=list)  # answers after each reply
 
 
 @dataclass
 class Stop:
-    """A point of a stream, of `length` tokens, and what goes on from there: by other message, more tokens."""
+    """A point in a stream, after `length` tokens. For each other message: the tokens that follow, and the questions."""
 
     length: int
     message: Message
@@ -63,13 +63,13 @@ def resample(
     wide: bool = False,
     votes: bool = False,
 ) -> list[Episode]:
-    """Fills `Turn.instead` and `otherwise` of every message of these players by `count` other messages.
+    """Fills `Turn.instead` and `otherwise` of every message of these players with `count` other messages.
 
     `agents`: everybody who played, by the names in `Episode.players`. Only language models draw and are asked.
-    `also`: replies, as text, that stand behind those drawn, for the indices of an episode and its turn. `wide`: reads
-    with as much memory as the agents' own caches take; a draw may change where two tokens are equally likely. `votes`:
-    after each reply of `also`, and last after the message itself, listeners also answer the question VOTE, if the game
-    goes on to a vote with the same turns.
+    `also(game, turn)`, by indices: further replies, as text, after those drawn. `wide`: uses as much memory as the
+    agents' own caches; a draw may change if two tokens are equally likely. `votes`: after each reply of `also`, and
+    last after the message itself, listeners also answer the question VOTE, if the game goes on to a vote with the same
+    turns.
     """
     models = {name: agent for name, agent in agents.items() if isinstance(agent, ModelAgent)}
     env = make_env()
@@ -126,7 +126,7 @@ def _messages(
                 del writers[agent]
         now = {turn.agent: (u, turn) for u, turn in enumerate(episode.turns) if turn.step == step}
         for agent, (_, turn) in now.items():
-            if agent in writers and turn.reply_ids:  # before its cue it may have been told something, as an intent
+            if agent in writers and turn.reply_ids:  # it may hold more before the cue, e.g. an intent
                 writers[agent].stream = _beginning(episode.streams[agent], turn.start)
         for agent, (u, turn) in now.items():
             if turn.message and agent in writers and turn.reply_ids and episode.players[agent] in speakers:
@@ -145,8 +145,8 @@ def _beginning(stream: Stream, length: int) -> Stream:
 def _rows(
     episodes: Sequence[Episode], by_seat: Mapping[tuple[int, str], list[Stop]], engine: Engine, rows: int
 ) -> Iterator[tuple[list[int], list[Stop], torch.Tensor]]:
-    """Reads streams, several side by side, from stop to stop. Yields the slots, the stops that they are at, and the
-    hidden states (R, D) of the last tokens, of those that had something to read."""
+    """Reads streams, several side by side, from stop to stop. Yields the slots, their stops, and the last tokens'
+    hidden states (R, D), only of streams that had something to read."""
     waiting = list(by_seat.items())
     for first in range(0, len(waiting), rows):
         group = waiting[first : first + rows]
@@ -211,7 +211,7 @@ def _draw(agent: ModelAgent, episodes: Sequence[Episode], messages: Sequence[Mes
 
 
 def _seeds(episodes: Sequence[Episode], stop: Stop, count: int) -> np.ndarray:
-    """Seeds of the draws at a stop, (count,): functions of the game and of what its author has read."""
+    """Returns seeds of the draws at a stop, (count,): functions of the game and of what the author has read."""
     episode, turn = episodes[stop.message.game], _turn(episodes, stop.message)
     prefix = zlib.crc32(np.array(episode.streams[turn.agent].tokens[: stop.length], dtype=np.int64).tobytes())
     return np.random.SeedSequence([episode.seed, RESAMPLED, prefix]).generate_state(count, np.uint64)
@@ -220,7 +220,7 @@ def _seeds(episodes: Sequence[Episode], stop: Stop, count: int) -> np.ndarray:
 def _hearing(
     episode: Episode, message: Message, models: Mapping[str, ModelAgent], voting: Collection[int]
 ) -> dict[str, Stop]:
-    """Lets copies of the game hear each other message; returns, by agent that is asked, what it then reads.
+    """Plays each other message in a copy of the game; returns what each agent that is asked then reads.
 
     `voting`: indices of the messages after which the game goes on to the vote.
     """
@@ -263,7 +263,7 @@ def _vote(
     episode: Episode, env: Any, writers: Mapping[str, StreamWriter], observations: Any, infos: Any,
     legal: Mapping[str, tuple[int, ...]], step: int,
 ) -> dict[str, Asked]:  # fmt: skip
-    """Goes on with the recorded turns up to the next vote; what it asks, by agent. Empty if others are on turn."""
+    """Goes on with the recorded turns to the next vote; returns its questions by agent. Empty if turns differ."""
     turns = {(turn.step, turn.agent): turn for turn in episode.turns}
     while env.agents:
         due = [agent for agent in env.agents if observations[agent]["turn"] != TurnKind.WAIT]
@@ -318,7 +318,7 @@ def _hear(
             aside = iter(beside[fork])
             found = [next(aside) if a.branch else states[fork][a.position - stop.length] for a in asked]
             logits = agent.policy.logits(torch.stack(found))
-            # Votes as they are drawn; at temperature 0 engines note probabilities at 1.
+            # Votes at the sampling temperature; at temperature 0 engines note probabilities at 1.
             scales = [(agent.temperature or 1.0) if a.question.text == VOTE else 1.0 for a in asked]
             probs = [
                 (row[list(a.candidate_ids)].double() / scale).softmax(-1).cpu().numpy()
@@ -332,7 +332,7 @@ def _hear(
 
 
 def _beside(engine: Engine, forks: Sequence[int], heard: Sequence[tuple[Stop, int]]) -> dict[int, Iterable[Tensor]]:
-    """Reads the questions beside each fork's stream, whose message it may have heard. Returns states (D,) by fork."""
+    """Reads questions beside each fork's stream, before or after it read the message. Returns states (D,) by fork."""
     found: dict[int, Iterable[Tensor]] = {}
     for fork, (stop, j) in zip(forks, heard, strict=True):
         branches = []

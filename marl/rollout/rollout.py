@@ -15,7 +15,7 @@ from marl.rollout.seeds import Game, sampling_seed
 from marl.types import Belief, Episode, Payment, Stream, Turn, answered
 
 Cast = Callable[["Game", Any], Mapping[str, Agent]]  # (game, environment after reset) -> who plays each seat
-Views = dict[tuple[int, str], tuple[Stream, list[Belief]]]  # what agents kept of their seats
+Views = dict[tuple[int, str], tuple[Stream, list[Belief]]]  # what agents recorded, by match and seat
 
 
 def everyone(agent: Agent) -> Cast:
@@ -85,7 +85,7 @@ class Match:
         self.index, self.game, self.env = index, game, env
         self.seats = cast(game, env)
         own = {name: style for name, agent in self.seats.items() if (style := getattr(agent, "style", None))}
-        if any(style != getattr(env, "style", style) for style in own.values()):  # the same game, in players' own words
+        if any(style != getattr(env, "style", style) for style in own.values()):  # the same game in players' styles
             observations, infos = env.reset(seed=game.seed, options={**options, "styles": own})
         self.observations, self.infos = observations, infos
         self.clock = 0
@@ -192,7 +192,7 @@ class Match:
 
 
 def close(matches: Iterable[Match]) -> Views:
-    """Tells the agents that these games are over, all at once, and collects what they kept of them."""
+    """Tells the agents, all at once, that these games are over, and collects what they recorded."""
     seats: dict[int, tuple[Agent, list[tuple[int, str]]]] = {}
     for match in matches:
         for seat, agent in match.seats.items():

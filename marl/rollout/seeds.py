@@ -27,9 +27,9 @@ class Game:
 class Seeds:
     """Seeds of the parts of training."""
 
-    games: int  # which are dealt
+    games: int  # which games are dealt
     sampling: int | None  # what players draw in them; None: each game's own seed
-    shuffling: int  # the order of rows, and the names that they are read by
+    shuffling: int  # the order of rows, and the new names in renamed rows
 
     @classmethod
     def of(cls, seed: int) -> Seeds:
@@ -52,12 +52,12 @@ def draw_games(seed: int, *path: int, count: int, sampling: int | None = None) -
 
 
 def shuffle_seed(seed: int, iteration: int, part: int = SHUFFLE) -> int:
-    """Seeds the order of rows in an iteration's update, or (RENAME) the names that its rows get."""
+    """Seeds the order of rows in an iteration's update, or (RENAME) the new names in its rows."""
     return int(np.random.SeedSequence([seed, part, iteration]).generate_state(1)[0])
 
 
 def sampling_seed(game: Game, seat: int) -> int:
-    """Seeds all that a seat draws in a game, by the game and the seat's number, whatever is played beside it."""
+    """Seeds all that a seat draws in a game, by the game and the seat's number, whatever else is played."""
     if game.sampling is None:
         return (game.seed * 16 + seat) % (1 << 63)
     drawn = np.random.SeedSequence([game.sampling, SAMPLING, game.seed, seat]).generate_state(1, np.uint64)
