@@ -142,9 +142,10 @@ def lead(work: Work, ranks: Ranks) -> None:
             save_policy(folder / ("policy" if name == spec.learners[0] else name), policy, card)
         conditions, examples = final_evaluation(work, base_folder, base, policies, bar)
         bar.close()
+        tracker.final(with_ends(conditions))  # before the card: a run that has one is done, and never begun again
         record.write_card(base_folder, conditions)
         build_report([folder], folder / "report.html", title=spec.name)
-        tracker.final(with_ends(conditions), folder / "report.html")
+        tracker.report(folder / "report.html")
     show(conditions, examples, folder / "report.html")
     if work.chat:
         say(work.chat.summary())

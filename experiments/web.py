@@ -166,6 +166,7 @@ def site(cfg: DictConfig) -> tuple[Any, Any, Any]:
 
     def shut() -> None:
         engine.shut()
+        opponents.leave()
         store.close()
 
     return pages.app(), shut, engine

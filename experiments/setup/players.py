@@ -37,7 +37,7 @@ from marl.planning.planner import SLOTS, SUFFIX, PlannerConfig, planning_agent
 from marl.rollout.cast import LEARNERS, PAST, Seats, players_of, seats_per_player
 from marl.rollout.games import env_maker, game_module, scripted
 from marl.storage.checkpoint import adapter_base, folder_digest, is_adapter, load_policy, read_card, started_from
-from marl.storage.folder import CARD, CONFIG, run_settings
+from marl.storage.folder import CARD, CONFIG, run_around, run_settings
 
 WITH_INTENTS = {  # games where one talks with a plan: the study that makes players, and one of them
     "dond": ("intents", "intents-both-s0"),
@@ -72,12 +72,6 @@ def in_runs(name: str, runs: str) -> str:
 def run_of(name: str) -> Path:
     """Returns the folder of a player's run: RUN for RUN, RUN/rival and RUN/pool/learner-000008, a past self."""
     return run_around(policy_folder(name))
-
-
-def run_around(policy: Path) -> Path:
-    """Returns the folder of the run that a policy's folder lies in."""
-    above = policy.parent
-    return above.parent if above.name == "pool" and (above.parent / CONFIG).is_file() else above
 
 
 def called_in_games(name: str) -> str:
@@ -166,7 +160,7 @@ def played_as(cast: Mapping[str, Seats], limits: PlayConfig) -> dict[str, Any]:
     planners. Empty where nobody is either."""
     names = players_of(cast)
     found = {name: policy_folder(name) for name in names if bare(name) not in (*LEARNERS, "base", CHAT)}
-    runs = {name: folder_digest(folder) for name, folder in found.items() if folder.is_dir()}
+    runs = {name: player_digest(name) for name, folder in found.items() if folder.is_dir()}
     runs |= {name: planner_digest(name) for name in found if is_planner(name)}
     planner = asdict(planner_of(limits)) if any(name.endswith(SUFFIX) for name in names) else {}
     talkers = {name: intents_digest(name) for name in names if name.endswith(CICERO)}
@@ -203,6 +197,13 @@ def told_of(name: str) -> dict[str, Any]:
     """Returns `told_in` of the run that a player's name means; empty if it means none."""
     run = run_of(name)
     return told_in(run_settings(run)["algo"]) if (run / CONFIG).is_file() else {}
+
+
+def player_digest(name: str) -> str:
+    """Returns the digest of a run's policy, with that of the model that plans the intents which it is told, if any."""
+    told = told_of(name)
+    action = f" told {folder_digest(Path(told['intents']) / ACTION)}" if told else ""
+    return folder_digest(policy_folder(name)) + action
 
 
 def reads_intents(name: str) -> bool:

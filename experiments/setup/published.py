@@ -7,6 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
 from experiments.setup.select import CARDS, card_line
 from marl.common.errors import UserError
 from marl.common.files import csv_rows, parsed_json, read_text, reading
@@ -177,8 +180,8 @@ def _check_alike(folder: Path, run: Run, new: Run) -> None:
             "evaluation games": max((own["n"] for own in each.evaluation["conditions"][TRAINED].values()), default=0),
             "training games an iteration": each.games,
             "iterations": each.curves[-1]["iteration"],
-            "settings": _given(card_line(each.card)["command"]),
-            "settings of the game": _given(card_line(each.card)["command"], "env"),
+            "settings": given(card_line(each.card)["command"]),
+            "settings of the game": given(card_line(each.card)["command"], "env"),
         }
         for each in (run, new)
     ]
@@ -186,13 +189,32 @@ def _check_alike(folder: Path, run: Run, new: Run) -> None:
         first, other = (each[what] for each in facts)
         if first != other:
             raise UserError(
-                f"earlier={folder}: {what} of {run.arm} seed {run.seed}: {first}, of {new.folder.name}: {other}. "
-                "Select runs that differ in seed and ablation alone."
+                f"earlier={folder}: {what} of {run.arm} seed {run.seed}: {_in_words(first)}, of {new.folder.name}: "
+                f"{_in_words(other)}. Select runs that differ in seed and ablation alone."
             )
 
 
-def _given(command: str, group: str = "") -> str:
-    """The settings of a run's command, or those of a group, without those that seeds and arms differ in."""
-    given = {word: re.split("[./=]", word.lstrip("+~"))[0] for word in command.split()[1:] if "=" in word}
-    kept = [word for word, name in given.items() if name not in (*NAMING, "hydra") and group in ("", name)]
-    return " ".join(sorted(kept)) or "as shipped"
+def given(command: str, group: str = "") -> dict[str, Any]:
+    """The settings of a run's command, or those of a group, by name, without those that seeds and arms differ in."""
+    found = {}
+    for word in command.split()[1:]:
+        name, equals, text = word.lstrip("+").partition("=")
+        first = re.split("[./]", name.lstrip("~"))[0]
+        if (equals or name.startswith("~")) and first not in (*NAMING, "hydra") and group in ("", first):
+            found[name] = _value(text)
+    return found
+
+
+def _value(text: str) -> Any:
+    """What Hydra reads of a setting: 1e-3 and 0.001 are one value. A list of several, as a sweep's, stays text."""
+    try:
+        override = OverridesParser.create().parse_override(f"setting={text}")
+    except HydraException:
+        return text
+    return text if override.is_sweep_override() else override.value()
+
+
+def _in_words(fact: Any) -> str:
+    if not isinstance(fact, dict):
+        return str(fact)
+    return " ".join(sorted(f"{name}={value}".removesuffix("=") for name, value in fact.items())) or "as shipped"

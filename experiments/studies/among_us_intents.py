@@ -13,7 +13,6 @@ Writes `table.csv`, `figure.svg`, `roles.csv` (the correspondence test by role),
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
@@ -29,7 +28,7 @@ from experiments.setup.select import add_cards
 from experiments.setup.spec import PlaySpec, play_spec
 from experiments.studies.cells import Workspace, begin
 from experiments.studies.intents import REFUSED, draw_panels, kept, refused, table_row
-from experiments.studies.talkers import Figures, card, save_player, say_arms, say_refusals
+from experiments.studies.talkers import Figures, card, limits_of, publish, save_player, say_arms, say_refusals
 from marl.agents.base import Agent
 from marl.agents.model import model_agent, room
 from marl.common.errors import UserError, check_count
@@ -101,10 +100,10 @@ def main(cfg: DictConfig) -> None:
     for seed in cfg.seeds:
         made = make_models(seed, cfg, spec, place)
         save_player(Path(cfg.runs) / f"among-us-intents-s{seed}", made.folders, seed)
-        path = place.cells / f"words-s{seed}-{digest(said_by(made, cfg))[:8]}.json"
+        path = place.cells / f"words-s{seed}-{digest(measured_by(made, cfg))[:8]}.json"
         figures = kept(path, partial(words, made, cfg, path.with_suffix(".csv.gz")))
         if seed == cfg.seeds[0]:
-            shutil.copyfile(path.with_suffix(".csv.gz"), place.out / "control.csv.gz")
+            publish(path.with_suffix(".csv.gz"), place.out / "control.csv.gz")
         figures |= play(made, cfg, spec, place)
         line = card(
             f"among-us-intents-s{seed}", seed, made.models, figures, arm="intents", command="among_us_intents.py",
@@ -125,6 +124,8 @@ def check(cfg: DictConfig) -> None:
     """Refuses bad settings of this command."""
     if cfg.env.game != "among_us" or cfg.env.style != "compact":
         raise UserError(f"env={cfg.env.game}, env.style={cfg.env.style}: this study plays Among Us in compact style")
+    if cfg.base.dropout:
+        raise UserError(f"base.dropout={cfg.base.dropout}: models of this study learn without it. Set it to 0.")
     check_count(cfg.seed, "seed", 0)
     for seed in cfg.seeds:
         check_count(seed, "seeds", 0)
@@ -170,14 +171,14 @@ def make_models(seed: int, cfg: DictConfig, spec: PlaySpec, place: Workspace) ->
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------
-def said_by(made: Made, cfg: DictConfig) -> dict[str, Any]:
-    """Returns all that decides what `words` finds."""
-    how = {"temperature": cfg.temperature, "top_p": cfg.cicero.top_p, "max_new_tokens": cfg.algo.max_new_tokens}
-    return {"models": made.models, "tested": cfg.tested, "control": cfg.control, "mentioned": True, **how}
+def measured_by(made: Made, cfg: DictConfig) -> dict[str, Any]:
+    """All that decides what is measured of words."""
+    drawn = {"temperature": cfg.temperature, "top_p": cfg.cicero.top_p, "max_new_tokens": cfg.algo.max_new_tokens}
+    return {"models": made.models, "tested": cfg.tested, "control": cfg.control, "mentioned": True, **drawn}
 
 
 def words(made: Made, cfg: DictConfig, drawn: Path) -> Figures:
-    """The correspondence test, and control. `drawn`: where drawn messages are written."""
+    """The correspondence test, and control. Writes the messages of the latter into `drawn`."""
     games, annotated = made.tested()
     certain = [each for each in annotated if accused_outright(each.turn.message)]
     if not certain:
@@ -281,11 +282,10 @@ def play(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Figur
 
 
 def played_by(made: Made, arm: str, count: int, cfg: DictConfig, spec: PlaySpec) -> dict[str, Any]:
-    """Returns all that decides how an arm's games are played."""
+    """All that decides an arm's games."""
     on = asdict(switched(spec.cicero, *ARMS[arm][2:])) if arm in ARMS else {}
-    about: dict[str, Any] = {"models": made.models, "arm": arm, "cicero": on, "env": made.env, "games": count}
-    about |= {name: cfg[name] for name in ("seed", "temperature", "concurrency")}
-    return about | {name: getattr(spec.algo, name) for name in ("max_new_tokens", "context")}
+    about = {"models": made.models, "arm": arm, "cicero": on, "env": made.env, "games": count}
+    return about | {name: cfg[name] for name in ("seed", "temperature", "concurrency")} | limits_of(spec.algo)
 
 
 def games_of(

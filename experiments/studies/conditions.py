@@ -32,18 +32,19 @@ from experiments.setup.players import (
     is_run,
     planner_of,
     played_as,
+    player_digest,
     player_slots,
     reads_intents,
     run_policy,
     seat_players,
     style_of,
-    told_in,
 )
 from experiments.setup.players import policy_folder as run_policy_folder
 from experiments.setup.select import selected, write_cards
 from experiments.setup.stages import Stage, base_folder, end_of, stages_of
 from experiments.studies.cells import Workspace, begin, check_play, compute, with_room
 from experiments.studies.conditions_tables import published_points, read_played, tabulate, write_played
+from experiments.studies.talkers import say_refusals
 from marl.agents.chat import CHAT
 from marl.agents.dubbed import SILENCE, Alias, Dubbed
 from marl.agents.model import ModelAgent, PlayConfig, model_agent
@@ -133,9 +134,14 @@ class Entrant:
         return planner_of(Limits(planner=make(PlannerConfig, own, "algo.planner") if own else PlannerConfig()))
 
     @property
-    def told(self) -> dict[str, Any]:
-        """How its learners are told intents, as its run's settings say; empty: they are told none."""
-        return told_in(self.config["algo"])
+    def intents(self) -> str | None:
+        """The folder of the intents that its learners are told, as in its run; None: they are told none."""
+        return self.config["algo"].get("intents") or None
+
+    @property
+    def cicero(self) -> CiceroConfig:
+        """How others talk with a plan beside its learners: as in its run."""
+        return make(CiceroConfig, self.config["algo"].get("cicero") or {}, "algo.cicero")
 
     @property
     def name(self) -> str:
@@ -192,7 +198,6 @@ def main(cfg: DictConfig) -> None:
         label = f"{number}  {cell.entrant.arm}, seed {cell.entrant.seed}, {cell.condition}"
         workspace.bar.stage(label, cfg.games)
         of_cell = play(cell, cfg, load, workspace)
-        workspace.bar.close()
         say(f"{label}: {cfg.metrics[0]} {of_cell[cfg.metrics[0]]}" if cfg.metrics[0] in of_cell else label)
         about = {"arm": cell.entrant.arm, "seed": cell.entrant.seed, "commit": git_commit(), **cell.settings}
         return {"about": about, "metrics": {name: interval.to_json() for name, interval in of_cell.items()}}
@@ -331,7 +336,7 @@ def cell_of(entrant: Entrant, name: str, condition: Condition, cfg: DictConfig, 
             raise UserError(f"planner: env.game={env['game']} has nothing to plan. Leave it out.")
         voices = {role: str(voice) for role, voice in condition.voices.items() if voice is not None}
         check_voices(voices, seating, entrant)
-        if entrant.told and (voices or condition.planner):
+        if entrant.intents and (voices or condition.planner):
             raise UserError(
                 f"{entrant.run}: its learners are told intents, which voices and planners are not. Leave the condition "
                 "out."
@@ -356,8 +361,8 @@ def cell_of(entrant: Entrant, name: str, condition: Condition, cfg: DictConfig, 
         "games": cfg.games,
         "seed": cfg.seed,
     }
-    if entrant.told:
-        settings["told"] = played_as(seating, Limits(**entrant.told))["cicero"]
+    if told := played_as(seating, Limits(intents=entrant.intents, cicero=entrant.cicero)).get("cicero"):
+        settings["told"] = told
     if condition.planner:
         settings["planner"] = dataclasses.asdict(condition.planner)
     if cfg.talk:
@@ -410,7 +415,7 @@ def identity_of(name: str, entrant: Entrant) -> str:
     if folder is None:
         return name
     plans = f"{SUFFIX} {dataclasses.asdict(entrant.planner)}" if name.endswith(SUFFIX) else ""
-    return folder_digest(folder) + plans
+    return (folder_digest(folder) if bare(name) == BASE else player_digest(name)) + plans
 
 
 # --- Playing ----------------------------------------------------------------------------------------------------------
@@ -425,7 +430,8 @@ def play(cell: Cell, cfg: DictConfig, load: Callable[[Stage], Policy], workspace
     room = seats_per_player(seating, table)
     limits = Limits(
         games=cfg.games, concurrency=cfg.concurrency, max_new_tokens=cell.settings["max_new_tokens"],
-        context=cell.settings["context"], planner=cell.entrant.planner, **cell.entrant.told,
+        context=cell.settings["context"], planner=cell.entrant.planner, intents=cell.entrant.intents,
+        cicero=cell.entrant.cicero,
     )  # fmt: skip
     names = {name for role, voice in cell.voices.items() for name in (seating[role].player, voice)} - {SILENT}
     dubbing = {name: seated.get(name) or run_policy(name, game, device, base) for name in names}
@@ -458,6 +464,8 @@ def play(cell: Cell, cfg: DictConfig, load: Callable[[Stage], Policy], workspace
         seating[role] = dataclasses.replace(seating[role], player=called)
     drawn = draw_games(cfg.seed, EVALUATION, count=cfg.games)
     episodes = rollout(drawn, by_role(seating, agents), make_env, limits.concurrency, workspace.bar.advance)
+    workspace.bar.close()
+    say_refusals(*agents.values())
     found = metrics(episodes, game, float(env.get("objective", 0.0)), {TRAINED})
     if cfg.talk:
         by_name = {agent.name: agent.agent if isinstance(agent, Alias) else agent for agent in agents.values()}

@@ -37,6 +37,7 @@ from experiments.setup.players import (
     is_run,
     one_run,
     player_config,
+    player_digest,
     policy_folder,
     style_of,
 )
@@ -45,6 +46,7 @@ from experiments.setup.spec import PlaySpec, behind_endpoint, play_spec
 from experiments.setup.stages import base_folder
 from experiments.studies.cells import Workspace, begin, check_play, compute
 from experiments.studies.lines import ENDS, check_complete, read_intervals
+from experiments.studies.talkers import say_refusals
 from marl.agents.base import Agent
 from marl.agents.chat import CHANGED, CHAT
 from marl.common.errors import UserError, check_temperature, check_writable
@@ -140,7 +142,7 @@ def main(cfg: DictConfig) -> None:
     def played(cell: Cell, number: str) -> dict[str, Any] | None:
         label, pair = f"{number}  {cell.first.label} v {cell.second.label}", (cell.first.name, cell.second.name)
         for name in seated.keys() - set(pair):
-            del seated[name]
+            say_refusals(seated.pop(name))
         for name in set(pair) - seated.keys():
             seated[name] = find_player(name, parts, workspace.device, name)
         workspace.bar.stage(label, cfg.games)
@@ -151,6 +153,7 @@ def main(cfg: DictConfig) -> None:
         return None if spoiled else {"about": cell.settings, **found}
 
     complete = compute(cells, played)
+    say_refusals(*seated.values())
     if parts.chat:
         say(parts.chat.summary())
     if complete:
@@ -262,7 +265,7 @@ def made_of(name: str, parts: PlaySpec) -> str:
     plans = f"{SUFFIX} {digest(asdict(parts.planner))}" if name.endswith(SUFFIX) else ""
     if name.endswith(CICERO):
         plans = f"{CICERO} {intents_digest(name)} {digest(asdict(parts.cicero))}"
-    return folder_digest(policy_folder(name)) + plans
+    return player_digest(name) + plans
 
 
 def cell_of(one: Player, other: Player, cfg: DictConfig, parts: PlaySpec) -> Cell:

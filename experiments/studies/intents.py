@@ -31,7 +31,7 @@ from experiments.setup.players import text_agent
 from experiments.setup.select import add_cards
 from experiments.setup.spec import PlaySpec, play_spec
 from experiments.studies.cells import Workspace, begin, check_play
-from experiments.studies.talkers import Figures, card, save_player, say_arms, say_refusals
+from experiments.studies.talkers import Figures, card, limits_of, publish, save_player, say_arms, say_refusals
 from marl.agents.base import Agent
 from marl.agents.model import PlayConfig, model_agent, room
 from marl.common.errors import UserError, check_count, check_temperature
@@ -140,9 +140,7 @@ def of_seed(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Fi
         path = place.cells / f"dialogue-{arm}-s{made.seed}-{control}.json"
         found |= kept(path, functools.partial(dialogue, made, arm, cfg, path.with_suffix(".csv.gz")))
     if not made.seed and "both" in cfg.arms:
-        generated = place.cells / f"dialogue-both-s0-{control}.csv.gz"
-        if generated.exists():  # not among cells of earlier versions
-            shutil.copyfile(generated, place.out / "control.csv.gz")
+        publish(place.cells / f"dialogue-both-s0-{control}.csv.gz", place.out / "control.csv.gz")
         path = place.cells / f"situations-{digest({'most': SITUATIONS, **said})[:8]}.json"
         if not path.exists():
             write_json(path, {"rows": situations(made, cfg.temperature)})
@@ -472,7 +470,7 @@ def played_by(
     models = {name: folder_digest(folder) for name, folder in made.folders.items()}
     on = asdict(switched(cicero, ABLATIONS[arm])) if arm in ABLATIONS else {}
     play_ = {name: cfg[name] for name in ("games", "seed", "temperature", "concurrency")}
-    play_ |= {name: getattr(limits, name) for name in ("max_new_tokens", "context")}
+    play_ |= limits_of(limits)
     if on.get("nonsense"):
         play_["nonsense"] = dict(cfg.nonsense)  # what the ensemble learned from, beside the action model
     return {"models": models, "arm": arm, "partner": partner, "cicero": on, "env": dict(made.env), **play_}

@@ -48,7 +48,7 @@ from marl.common.files import reading, stem
 from marl.metrics.compute import PASSES
 from marl.metrics.stats import Interval, Metrics, Z, seed_mean, wilson
 from marl.metrics.tables import TableRow, format_table, mean_over_seeds, read_csv, write_csv, write_table
-from marl.metrics.wording import WORDING, bounds
+from marl.metrics.wording import WORDING
 from marl.report.figures import HALF, label_lines, paper_colours, save_figure, style_axes
 from marl.report.page import read_run
 from marl.report.runs import TRAINED, Run
@@ -367,8 +367,9 @@ def at_equal(
 ) -> tuple[dict[str, Metrics], dict[str, Metrics]]:
     """Compares arms after equal games and after equal token passes: the most that all runs have had.
 
-    Returns means over seeds of `measure`, agreement, games and passes by arm; and by `ARM - REFERENCE` the differences
-    of the first two, over the seeds that both have. Passes are left out where they are not known.
+    Returns means over seeds of `measure`, agreement, games and passes by arm (`mean_over_seeds`); and by `ARM -
+    REFERENCE` the differences of the first two, over the seeds that both have. Passes are left out where they are not
+    known.
     """
     found: dict[str, Metrics] = {arm: {} for arm in arms}
     minus: dict[str, Metrics] = {}
@@ -381,11 +382,17 @@ def at_equal(
                 arm: {seed: along(curve, axis, metric, most) for seed, curve in s.items()} for arm, s in arms.items()
             }
             for arm, own in values.items():
-                found[arm][name] = seed_mean([*own.values()]).within(*bounds(metric))
+                each = [Interval(value, math.nan, math.nan, games_of(arms[arm][seed])) for seed, value in own.items()]
+                found[arm][name] = replace(mean_over_seeds(metric, each), n=len(own))
                 pairs = [(own[seed], other) for seed, other in values.get(reference, {}).items() if seed in own]
                 if arm != reference and pairs and metric not in EQUAL:
                     minus.setdefault(f"{arm} - {reference}", {})[name] = seed_mean([a - b for a, b in pairs])
     return found, minus
+
+
+def games_of(curve: Curve) -> int:
+    """The games of a run's evaluation while it trained."""
+    return int(min(at["games"] for at in curve.values()))
 
 
 def along(curve: Curve, axis: str, metric: str, x: float) -> float:

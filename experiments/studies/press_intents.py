@@ -15,7 +15,6 @@ Writes `table.csv`, `figure.svg`, `cards.jsonl` (a line a seed), `filters.csv` (
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
@@ -34,7 +33,7 @@ from experiments.setup.select import add_cards
 from experiments.setup.spec import PlaySpec, play_spec
 from experiments.studies.cells import Workspace, begin, check_play
 from experiments.studies.intents import draw_panels, kept, refused, table_row
-from experiments.studies.talkers import Figures, card, save_player, say_arms, say_refusals
+from experiments.studies.talkers import Figures, card, limits_of, publish, save_player, say_arms, say_refusals
 from marl.agents.base import Agent
 from marl.agents.model import model_agent, room
 from marl.common.errors import UserError, check_count
@@ -174,14 +173,13 @@ def make_models(seed: int, base: Policy, start: str, cfg: DictConfig, spec: Play
 def of_seed(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> tuple[Figures, list[list[object]]]:
     """All figures of one seed, of which each part is measured once and kept, and the counts of its filters."""
     about = {"models": made.models, "tested": cfg.tested_games}
-    annotated = place.cells / f"annotation-s{made.seed}-{digest(about)[:8]}.json"
-    controlled = place.cells / f"control-s{made.seed}-{digest({**about, 'control': cfg.control})[:8]}.json"
-    shown = {"correspondence": annotated.with_suffix(".csv.gz"), "messages": controlled.with_suffix(".csv.gz")}
-    found = kept(annotated, partial(annotation, made, cfg, spec, shown["correspondence"]))
-    found |= kept(controlled, partial(control, made, cfg, spec, shown["messages"]))
-    for name, path in shown.items():
-        if made.seed == cfg.seeds[0] and path.exists():  # not among cells of earlier versions
-            shutil.copyfile(path, place.out / f"{name}.csv.gz")
+    path = place.cells / f"annotation-s{made.seed}-{digest(about)[:8]}.json"
+    found = kept(path, partial(annotation, made, cfg, spec, path.with_suffix(".csv.gz")))
+    other = place.cells / f"control-s{made.seed}-{digest({**about, 'control': cfg.control})[:8]}.json"
+    found |= kept(other, partial(control, made, cfg, spec, other.with_suffix(".csv.gz")))
+    if made.seed == cfg.seeds[0]:
+        publish(path.with_suffix(".csv.gz"), place.out / "correspondence.csv.gz")
+        publish(other.with_suffix(".csv.gz"), place.out / "messages.csv.gz")
     figures, counts = play(made, cfg, spec, place)
     return found | figures, counts
 
@@ -213,7 +211,7 @@ def tested(made: Made, players: str, cfg: DictConfig, spec: PlaySpec) -> tuple[P
 
 def annotation(made: Made, cfg: DictConfig, spec: PlaySpec, shown: Path) -> Figures:
     """The correspondence test: messages that say what their author will order, annotation and the order that was played
-    against the words. `shown`: where tested messages are written."""
+    against the words. Writes some of them into `shown`."""
     figures: Figures = {}
     lines = []
     for players, end in ((CAREFUL, ""), (MIXTURE, f"/{MIXTURE}")):
@@ -232,7 +230,7 @@ def annotation(made: Made, cfg: DictConfig, spec: PlaySpec, shown: Path) -> Figu
 def control(made: Made, cfg: DictConfig, spec: PlaySpec, shown: Path) -> Figures:
     """Messages generated at places where scripted players spoke, under the annotated intent and under another: how many
     state an order (`stated`), and of those the intended one (`control`). The base, which is told none, beside it.
-    `shown`: where generated messages are written."""
+    Writes some messages into `shown`."""
     played, seats = tested(made, CAREFUL, cfg, spec)
     figures: Figures = {}
     lines: list[list[object]] = []
@@ -337,11 +335,10 @@ def play(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> tuple
 
 
 def played_by(made: Made, arm: str, six: str, cfg: DictConfig, spec: PlaySpec) -> dict[str, Any]:
-    """Returns all that decides how one player's games among six are played."""
-    about: dict[str, Any] = {"models": made.models, "arm": arm, "six": six, "env": made.env}
-    about["cicero"] = asdict(spec.cicero)
-    about |= {name: cfg[name] for name in ("games", "seed", "temperature", "years", "concurrency")}
-    return about | {name: getattr(spec.algo, name) for name in ("max_new_tokens", "context")}
+    """All that decides the games of one among six."""
+    about = {"models": made.models, "arm": arm, "six": six, "cicero": asdict(spec.cicero), "env": made.env}
+    settings = ("games", "seed", "temperature", "years", "concurrency")
+    return about | {name: cfg[name] for name in settings} | limits_of(spec.algo)
 
 
 def player(made: Made, name: str, called: str, cfg: DictConfig, spec: PlaySpec) -> Agent:

@@ -1,6 +1,7 @@
-"""Saves the models of a seed as a player, makes a seed's card, shows tables and says what filters refused."""
+"""What studies of talkers share: names of kept games, players, cards and tables of a seed, what filters refused."""
 
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from experiments.launch.terminal import say
 from marl.agents.base import Agent
 from marl.agents.dubbed import Alias
+from marl.agents.model import PlayConfig
 from marl.common.files import digest, write_json
 from marl.intents.agent import PARTS
 from marl.intents.talker import Talker
@@ -40,6 +42,18 @@ def card(
         "run": run, "arm": arm, "seeds": [seed], "git_commit": git_commit(), "config_hash": digest(models),
         "command": command, "games": games, "figures": ends,
     }  # fmt: skip
+
+
+def limits_of(limits: PlayConfig) -> dict[str, Any]:
+    """Returns the limits that decide games, for what kept ones are named after."""
+    bf16 = {"play_bf16": True} if limits.play_bf16 else {}
+    return {"max_new_tokens": limits.max_new_tokens, "context": limits.context, **bf16}
+
+
+def publish(kept: Path, path: Path) -> None:
+    """Copies a file that is kept beside a cell; none is beside those of earlier versions."""
+    if kept.exists():
+        shutil.copyfile(kept, path)
 
 
 def say_arms(rows: Sequence[TableRow], out: Path) -> None:

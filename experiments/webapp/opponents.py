@@ -33,6 +33,7 @@ from experiments.setup.players import (
 )
 from experiments.setup.select import selected
 from experiments.setup.stages import Stage, stages_of
+from experiments.studies.talkers import say_refusals
 from experiments.webapp.study import Condition
 from marl.agents.base import Agent
 from marl.agents.chat import CHAT, ChatAgent, ChatConfig
@@ -255,7 +256,7 @@ class Opponents:
                 if model and len(there) >= self.models:
                     if not idle:
                         raise UserError("Other models are being played. Choose one of those, or come back later.")
-                    del self._loaded[idle[0]]
+                    say_refusals(self._loaded.pop(idle[0]).agent)
                 self._loaded[key] = self._model(name, env) if model else self._script(name, env)
             return self._loaded[key]
 
@@ -263,6 +264,10 @@ class Opponents:
         """Drops an opponent that failed, so that its next game loads it anew."""
         with self._lock:
             self._loaded.pop((name, game), None)
+
+    def leave(self) -> None:
+        """Says of those that are loaded whose filters refused most of their messages. The server stops."""
+        say_refusals(*(loaded.agent for loaded in self._loaded.values()))
 
     def _script(self, name: str, env: Mapping[str, Any]) -> Loaded:
         if name == CHAT:

@@ -16,7 +16,7 @@ from marl.decoding.engine import Engine
 from marl.decoding.packing import groups_within
 from marl.decoding.passes import Branch
 from marl.decoding.sampling import uniforms
-from marl.model.policy import Policy, half, take_weights
+from marl.model.policy import Policy, check_half, half, take_weights
 from marl.model.sharding import is_split
 from marl.model.tokens import Asked, StreamWriter
 from marl.types import Belief, Kind, Stream
@@ -76,6 +76,8 @@ class ModelAgent:
         self.name, self.tokens, self.style = name, policy.tokens, style
         self.original = policy if bf16 else None
         self.policy = half(policy) if bf16 else policy
+        if bf16 and not is_split(policy):
+            check_half(self.policy)
         self.engine = Engine(self.policy, slots, context, None if is_split(policy) else policy.lm)
         if self.engine.uncached:
             warnings.warn(

@@ -178,10 +178,13 @@ class CiceroAgent(Talker[Mind], PlanningAgent):
         return opening_of(text, self.parts.arm)
 
     def _tell(self, key: Key, seat: ModelSeat) -> None:
-        """Plans, and tells the dialogue model its intent."""
+        """Plans, and tells the dialogue model its intent; no more where the action model has no room to read claims."""
         questions = [asked.question for asked in seat.view.asked[:3]]
         opening, talk = self._openings[key], self._talk[key]
         counts, own, objective = dond_texts.parse_prompt(opening)
+        longest = self.max_new_tokens + max(map(len, self.claims.texts(counts)))  # a message, and a claim after it
+        if len(self._stream(opening, talk)) + longest > self.claims.engine.context:
+            return
         if not questions and self.cicero.plan.belief == "listening":
             raise UserError("cicero.plan.belief=listening: this game asks no belief questions. Set it to prior")
         belief = self._belief(opening, talk, questions)
@@ -196,13 +199,15 @@ class CiceroAgent(Talker[Mind], PlanningAgent):
 
     def _anchors(self, opening: str, talks: Sequence[Talk]) -> list[np.ndarray]:
         """The player's claims (A,) if each of these talks stopped now."""
-        streams = []
-        for talk in talks:
-            view = talk_view(opening, ended(talk), (), self.claims.tokens)
-            view.cue()
-            streams.append(view.stream.tokens)
+        streams = [self._stream(opening, talk) for talk in talks]
         counts = dond_texts.parse_prompt(opening)[0]
         return list(self.claims.probabilities(streams, [counts] * len(streams)))
+
+    def _stream(self, opening: str, talk: Talk) -> list[int]:
+        """The action model's stream of this talk, ended, up to the claim."""
+        view = talk_view(opening, ended(talk), (), self.claims.tokens)
+        view.cue()
+        return view.stream.tokens
 
     @torch.no_grad()
     def _belief(self, opening: str, talk: Talk, questions: Sequence[Question]) -> np.ndarray:
@@ -220,6 +225,8 @@ class CiceroAgent(Talker[Mind], PlanningAgent):
     # -- what is said ------------------------------------------------------------------------------------------------
 
     def _reply(self, key: Key, seat: ModelSeat) -> Reply:
+        if key not in self._minds:  # no room for a plan: it plays as its dialogue model does
+            return self._noted(key, seat, "", None)
         mind, talk = self._minds.pop(key), self._talk[key]
         text = self.tokens.reply_text(seat.ids)
         if talk and (text.lstrip().startswith(dond_replies.PROPOSE) or (False, None) in talk):
@@ -236,11 +243,13 @@ class CiceroAgent(Talker[Mind], PlanningAgent):
         return self._noted(key, seat, thoughts_of(mind.intent, drawn), None)
 
     def _propose(self, key: Key, seat: ModelSeat, mind: Mind, drawn: Sequence[Draw]) -> Reply:
-        """Claims what was planned."""
+        """Claims what was planned; what its model samples where that does not fit into the stream."""
         counts = dond_texts.parse_prompt(self._openings[key])[0]
         texts = [dond_replies.proposal_text(claim) for claim in dond_rules.allocations(counts)]
         ids = tuple(tuple(self.tokens.encode(f"{text} {END}")) for text in texts)
         chosen = mind.plan.own
+        if len(ids[chosen]) > self._free(seat):
+            return self._noted(key, seat, thoughts_of(mind.intent, drawn), None)
         certain = tuple(float(i == chosen) for i in range(len(ids)))
         planned = Planned(
             tuple(text.removeprefix(dond_replies.PROPOSE).strip() for text in texts), ids,
@@ -308,7 +317,8 @@ class ToldAgent(CiceroAgent):
     """A learner that reads a planned intent before each of its replies: words and claims are its own samples."""
 
     def _reply(self, key: Key, seat: ModelSeat) -> Reply:
-        return self._noted(key, seat, thoughts_of(self._minds.pop(key).intent, ()), None)
+        mind = self._minds.pop(key, None)
+        return self._noted(key, seat, thoughts_of(mind.intent, ()) if mind else "", None)
 
 
 def told_agent(

@@ -77,7 +77,7 @@ def update(
     rename: Renaming | None = None,
     ranks: Ranks = ONE,
 ) -> dict[str, float]:
-    """Steps on every minibatch. Returns metrics by name, means over all minibatches.
+    """Steps on every minibatch. Returns metrics by name, means over all minibatches, without losses that met nothing.
 
     `generator` orders the rows. `rename` renames rows for terms that read "renamed"; None: these read rows as they are.
     `ranks`: each reads its share of every minibatch; all of them get the whole batch. Raises NotFinite, before a step.
@@ -242,7 +242,8 @@ class Means:
         return whole
 
     def means(self) -> dict[str, float]:
-        return {name: total / max(self.counts[name], 1.0) for name, total in self.sums.items()}
+        """Returns the means of what was observed."""
+        return {name: total / self.counts[name] for name, total in self.sums.items() if self.counts[name]}
 
 
 def note_drift(drift: Means, batch: TokenBatch, outputs: Outputs) -> None:

@@ -89,11 +89,11 @@ def mean_over_seeds(metric: str, seeds: Sequence[Interval]) -> Interval:
     """Mean over seeds, cut to the metric's `bounds`. Of one seed: its own interval, over games.
 
     Several seeds: `seed_mean`. Where all have the same share of their games: Wilson's interval over all games, unless
-    no game differs (chances that follow from the rules).
+    their own intervals say that no game differs (chances that follow from the rules).
     """
     means = [seed.mean for seed in seeds]
     found = (seed_mean(means) if len(means) > 1 else seeds[0]).within(*bounds(metric))
-    same = len({*means}) == 1 < len(means) and any(s.high - s.low > ROUNDING for s in seeds)
+    same = len({*means}) == 1 < len(means) and not all(s.high - s.low <= ROUNDING for s in seeds)
     held = [seed.mean * seed.n for seed in seeds]  # games, if the figure is a share of them
     if same and bounds(metric) == (0.0, 1.0) and all(abs(each - round(each)) < 0.01 for each in held):
         games = sum(seed.n for seed in seeds)  # agreement of a few seeds is not certainty, unless by rule

@@ -162,6 +162,19 @@ def half(policy: Policy) -> Policy:
 
 
 @torch.no_grad()
+def check_half(policy: Policy) -> None:
+    """Raises UserError for a copy by `half` that cannot compute, as the model's buffers in float32 do not fit."""
+    try:
+        policy.hidden(torch.zeros(1, 1, dtype=torch.int64, device=policy.device))
+    except RuntimeError as error:
+        if not any(words in str(error) for words in ("dtype", "scalar type", "BFloat16")):  # as out of memory
+            raise
+        raise UserError(
+            f"algo.play_bf16=true: {type(policy.lm).__name__} does not compute in bfloat16. Set it to false."
+        ) from error
+
+
+@torch.no_grad()
 def take_weights(policy: Policy, trained: Policy) -> None:
     """Copies a trained policy's weights into `policy`, in place and in its own precision."""
     for own, theirs in zip(policy.parameters(), trained.parameters(), strict=True):
@@ -546,7 +559,7 @@ def _short(error: BaseException) -> str:
 def dropout(policy: Policy, rate: float, generator: torch.Generator) -> Iterator[None]:
     """Drops features of embeddings and of attention's and the MLP's outputs within the block. PPO updates use none.
 
-    UserError if the model's layers have other names than Llama's, whose outputs would silently stay as they are.
+    UserError unless every layer has those of Llama's names: others' outputs would silently stay as they are.
     """
 
     def drop(module: torch.nn.Module, args: Any, out: Any) -> Any:
@@ -556,14 +569,14 @@ def dropout(policy: Policy, rate: float, generator: torch.Generator) -> Iterator
         return out * (kept / (1 - rate)).to(out.device)
 
     found = {end: [m for name, m in policy.lm.named_modules() if name.endswith(end)] for end in (".o_proj", ".mlp")}
-    if rate and not all(found.values()):
-        missing = " and ".join(end[1:] for end, modules in found.items() if not modules)
+    layers = policy.lm.config.get_text_config().num_hidden_layers if rate else 0
+    if lacking := [end[1:] for end, modules in found.items() if len(modules) < layers]:
         raise UserError(
-            f"base.dropout={rate}: {type(policy.lm).__name__} has no layers named {missing}, whose outputs it drops. "
-            "Set it to 0."
+            f"base.dropout={rate}: {type(policy.lm).__name__} has layers without {' and '.join(lacking)}, whose "
+            "outputs it drops. Set it to 0."
         )
-    layers = [policy.lm.get_input_embeddings(), *itertools.chain(*found.values())] if rate else []
-    hooks = [module.register_forward_hook(drop) for module in layers]
+    dropping = [policy.lm.get_input_embeddings(), *itertools.chain(*found.values())] if rate else []
+    hooks = [module.register_forward_hook(drop) for module in dropping]
     try:
         yield
     finally:

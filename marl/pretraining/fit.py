@@ -35,7 +35,7 @@ def fit(
     until: float = 0.0,
 ) -> tuple[int, float]:
     """Takes supervised steps, with a warm-up and a cosine to a tenth of the optimiser's learning rate. Returns their
-    number and the mean listening loss of the last ten.
+    number and the mean listening loss of the last ten that met a question.
 
     With `until` above 0 the rate is constant, and it stops early, once that listening loss is below `until`.
     """
@@ -60,10 +60,11 @@ def fit(
             ) from error
         taken = step + 1
         progress(taken)
-        recent.append(found.get("loss/listening", math.inf))
+        if "loss/listening" in found:  # else the batch asks nothing
+            recent.append(found["loss/listening"])
         if len(recent) == recent.maxlen and sum(recent) / len(recent) < until:
             break
-    return taken, sum(recent) / max(len(recent), 1)
+    return taken, sum(recent) / len(recent) if recent else math.inf
 
 
 @torch.no_grad()

@@ -175,7 +175,7 @@ def findings(columns: Mapping[str, Metrics]) -> list[str]:
         ceilings = {number(m["game/score_ceiling"].mean) for m in columns.values() if "game/score_ceiling" in m}
         if metric == "game/score" and len(ceilings) == 1:
             sentence += f"; {ceilings.pop()} is the best that these games allow"
-        if len(found) == 2:
+        if len(found) == 2 and all(cell["range"] for cell in cells.values()):  # a single game has no interval
             before, after = found.values()
             if after.low > before.high:
                 sentence += ". The intervals are apart: it rose"

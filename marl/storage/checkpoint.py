@@ -36,7 +36,7 @@ from marl.model.lora import (
 from marl.model.optim import Optimizer, slots_of
 from marl.model.policy import Policy, pretrained, read_tensors
 from marl.model.sharding import like, whole
-from marl.storage.folder import REFERENCE
+from marl.storage.folder import REFERENCE, run_around
 
 WAY_ON = "remove that folder to go on from the checkpoint before it"
 FORMAT = 1  # of a checkpoint's files; raise it when their contents change
@@ -286,8 +286,7 @@ def adapter_base(folder: str | Path) -> tuple[str, str, bool]:
     if not adapts:
         raise UserError(f"{folder / 'policy.json'} does not say which model it adapts. Make the run again.")
     name, digest, bf16 = adapts["name"], adapts["digest"], adapts["bf16"]
-    run = folder.parent.parent if folder.parent.name == "pool" else folder.parent  # of a past self, too
-    last = Path(name).name
+    run, last = run_around(folder), Path(name).name
     places = [Path(name), run.parent / "bases" / last, run / REFERENCE]
     there = [str(place) for place in places if (place / "config.json").is_file()]
     if own := [place for place in there if model_digest(place) == digest]:
@@ -351,8 +350,8 @@ def read_card(folder: str | Path) -> dict[str, Any]:
 def started_from(folder: str | Path) -> str | None:
     """The folder of the base that a run's policy in `folder` started from; None for an untouched model."""
     folder = Path(folder)
-    if folder.parent.name == "pool":  # a past self began where its run's policy did
-        folder = folder.parent.parent / "policy"
+    if (run := run_around(folder)) != folder.parent:  # a past self began where its run's policy did
+        folder = run / "policy"
     base = read_card(folder).get("base", ...)
     if base is not None and not isinstance(base, str):
         raise UserError(f"{folder}: its policy.json does not say from which base it started. Name another run.")

@@ -44,6 +44,12 @@ SETTINGS: dict[str, type | tuple[type, ...]] = {  # settings that studies read
 }
 
 
+def run_around(policy: Path) -> Path:
+    """Returns the folder of the run that a policy's folder lies in: RUN for RUN/policy and for RUN/pool/PAST_SELF."""
+    above = policy.parent
+    return above.parent if above.name == "pool" and (above.parent / CONFIG).is_file() else above
+
+
 def read_run_card(folder: str | Path) -> dict[str, Any] | None:
     """Reads the card of a finished run; None if there is none yet. UserError if it is damaged."""
     path = Path(folder) / CARD

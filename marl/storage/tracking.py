@@ -38,8 +38,11 @@ class Tracker:
     def transcripts(self, iteration: int, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Records a table of transcripts, one row an episode or a turn."""
 
-    def final(self, figures: Mapping[str, float], report: Path) -> None:
-        """Records the final figures, and the report."""
+    def final(self, figures: Mapping[str, float]) -> None:
+        """Records the final figures."""
+
+    def report(self, page: Path) -> None:
+        """Records the report."""
 
     def sync(self) -> None:
         """Flushes files to the disk, before a checkpoint that counts on them."""
@@ -138,14 +141,17 @@ class WandbTracker(Tracker):
         _write(self._tables, iteration, "train", {"columns": list(columns), "rows": [list(row) for row in rows]})
         self._add(iteration, _table(columns, rows))
 
-    def final(self, figures: Mapping[str, float], report: Path) -> None:
-        """Adds those figures that are finite to the summary, and the report as an artifact."""
-        import wandb
-
+    def final(self, figures: Mapping[str, float]) -> None:
+        """Adds those figures that are finite to the summary."""
         self._send()
         self._run.summary.update({name: value for name, value in figures.items() if math.isfinite(value)})
+
+    def report(self, page: Path) -> None:
+        """Adds the report as an artifact."""
+        import wandb
+
         artifact = wandb.Artifact(f"report-{self._run.id}", type="report")
-        artifact.add_file(str(report), policy="immutable")  # no second copy in the home folder
+        artifact.add_file(str(page), policy="immutable")  # no second copy in the home folder
         self._run.log_artifact(artifact)
 
     def sync(self) -> None:

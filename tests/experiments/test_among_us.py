@@ -94,7 +94,7 @@ def test_an_imposter_learns_against_frozen_crewmates(run: Train) -> None:
     for games, own in (("trained", "trained"), ("iteration-000002", "learner")):
         assert all(who == (["base"] * 4, [own]) for who in seating(made / "episodes" / f"{games}.jsonl"))
     trained = logged(made, "train")[1]
-    assert trained["loss/listening"] == 0.0  # an imposter knows: it is asked nothing
+    assert "loss/listening" not in trained  # an imposter knows: it is asked nothing
     assert trained["update/grad_norm"] > 0 and not any(name.startswith("belief/") for name in trained)
     assert not identical(made / "policy", Path(read_card(made / "policy")["base"]))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from marl.planning.planner import PlannerConfig
 from marl.rollout.cast import Seats
 from marl.rollout.games import env_maker
 from marl.storage.checkpoint import save_policy
-from tests.composing import configure
+from tests.composing import composed_once, configure
 from tests.marl.intents.test_among_us import ENV, talker
 
 STUDY = (  # a small one
@@ -36,6 +37,9 @@ STUDY = (  # a small one
     "control=4", "crew_games=2", "imposter_games=2", "concurrency=2", "cicero.draws=3", "cicero.candidates=2",
     "env.max_steps=60",
 )  # fmt: skip
+
+
+settings = composed_once("among_us_intents")
 
 
 @pytest.fixture(scope="module")
@@ -89,11 +93,28 @@ def test_a_game_that_asks_otherwise_than_it_learned_is_refused(player: str) -> N
         ("env=dond", r"env=dond, env\.style=compact: this study plays Among Us"),
         ("cicero.among_us.giveaway=2", r"cicero\.among_us\.giveaway=2.*: must be from 0 to 1, or null"),
         ("votes.steps=-1", "steps=-1 must not be negative"),
+        ("base.dropout=0.1", r"base\.dropout=0\.1: models of this study learn without it"),
     ],
 )
 def test_bad_settings_of_the_study(setting: str, error: str, tmp_path: Path) -> None:
     with pytest.raises((UserError, SystemExit), match=error):
         study.main(configure("among_us_intents", setting, f"runs={tmp_path}", "progress=false"))
+
+
+def test_games_and_words_are_made_again_with_other_limits() -> None:
+    """Names what the study keeps by all that decides it."""
+    made: Any = SimpleNamespace(models={}, env=ENV)
+
+    def keys(*changed: str) -> tuple[dict, dict]:
+        cfg = settings(*changed)
+        return study.played_by(made, "crew: intents", 2, cfg, play_spec(cfg)), study.measured_by(made, cfg)
+
+    games, words = keys()
+    assert keys("epochs=3") == (games, words)
+    shorter, same = keys("model.context=900")
+    assert shorter != games and same == words
+    for change in ("model.max_new_tokens=9", "temperature=0.5", "cicero.top_p=0.5"):
+        assert all(new != old for new, old in zip(keys(change), (games, words), strict=True)), change
 
 
 def test_filters_that_are_on_are_counted_where_they_refuse_nothing() -> None:
@@ -106,21 +127,6 @@ def test_filters_that_are_on_are_counted_where_they_refuse_nothing() -> None:
     row = study.row_of("crew: intents", "filter/refused/unfinished", shares)
     assert (row.mean, row.high) == pytest.approx((2 / 552, 2 / 552 + 12.7062 * 2 / 552), rel=1e-4)
     assert (row.low, row.seeds, row.games) == (0.0, 2, 1062)
-
-
-def test_games_and_words_are_made_again_with_other_limits() -> None:
-    """Names what is kept by all that decides it."""
-    made = study.Made(0, ENV, talker(), talker(), {}, lambda: ([], []))
-
-    def keys(*changed: str) -> list[dict[str, Any]]:
-        cfg = configure("among_us_intents", *changed)
-        return [study.said_by(made, cfg), study.played_by(made, "crew: intents", 2, cfg, play_spec(cfg))]
-
-    words, games = keys()
-    assert keys("runs=elsewhere") == [words, games]
-    for changed in ("algo.max_new_tokens=9", "temperature=0.9", "cicero.top_p=0.8"):
-        assert words not in keys(changed) and games not in keys(changed)
-    assert games not in keys("algo.context=512")
 
 
 def test_differences_may_be_negative() -> None:

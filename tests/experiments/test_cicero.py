@@ -3,6 +3,8 @@
 import gzip
 import json
 import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +25,7 @@ from experiments.setup.players import (
 )
 from experiments.setup.spec import run_spec
 from experiments.setup.work import Work
-from experiments.studies import conditions, drift, intents
+from experiments.studies import conditions, crossplay, drift, intents
 from marl.agents.model import PlayConfig
 from marl.algorithms.ppo import PPOConfig
 from marl.common.errors import UserError
@@ -79,15 +81,44 @@ def test_commands_say_once_which_filter_refuses_everything(
     player: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No message can raise a probability by 1."""
-    small = ("device=cpu", "env.max_entries=4", *WEAK, "games=4", "cicero.correspondence=1", f"out={tmp_path}")
+    filters = ("device=cpu", "env.max_entries=4", *WEAK, "games=4", "cicero.correspondence=1")
+    small, crossed = (*filters, f"out={tmp_path}"), (*filters, "progress=false", "threads=1", f"runs={tmp_path}")
     monkeypatch.setattr("builtins.input", lambda prompt: "[message] hi")
     for main, how in (
         (evaluate.main, configure("evaluate", f"players=[{player}]", "progress=false", "threads=1", *small)),
         (play.main, configure("play", f"opponent={player}", *small)),
+        (crossplay.main, configure("crossplay", f"players=[{player},scripted]", *crossed)),
     ):
         main(how)
         said = [line for line in capsys.readouterr().out.splitlines() if "no message passed the filters" in line]
         assert len(said) == 1 and re.search(r"draws were refused: .*correspondence \d+%", said[0]), said
+
+
+def test_conditions_seat_talkers_as_their_run_does(
+    player: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a cast, too, their filters are the run's own, part of what kept games are named after, and said."""
+    filters = ("nonsense=0", "correspondence=1", "candidates=2", "draws=3", "plan.iterations=3")
+    how = ("+cicero@algo.cicero=default", *(f"algo.cicero.{each}" for each in filters))
+    small = ("algo.iterations=1", "algo.games=2", "env.max_entries=4", "eval.games=0", "eval.final_games=2")
+    model = ("model.kind=hf", f"model.name={player.removesuffix(CICERO)}/{DIALOGUE}", "base.data=none")
+    quiet = ("threads=1", "progress=false", "device=cpu", f"runs={tmp_path}")
+    train.main(configure("train", *how, *small, *model, *quiet))
+    cfg = configure("conditions", "comparison=dond_talk", "select=dond-*", "games=2", "talk=0", *quiet)
+    cfg.conditions = {"talker": {"cast": {"negotiator": {"partner": player, "partners": 1.0}}}}
+    capsys.readouterr()
+    conditions.main(cfg)
+    said = re.findall(r"no message passed the filters for .*correspondence", capsys.readouterr().out)
+    assert len(said) == 2  # of the run and of its base
+    cells = [json.loads(path.read_text()) for path in Path(cfg.cells).glob("*.json")]
+    assert [cell["about"]["told"]["settings"]["draws"] for cell in cells] == [3, 3]
+    entrant = conditions.entrants(tmp_path, "dond-*", ())[0]
+    changed = {**entrant.config["algo"], "cicero": {**entrant.config["algo"]["cicero"], "draws": 4}}
+    condition, other = conditions.Condition(cast=cfg.conditions.talker.cast), {**entrant.config, "algo": changed}
+    first, second = (
+        conditions.cell_of(each, "talker", condition, cfg) for each in (entrant, replace(entrant, config=other))
+    )
+    assert first.file != second.file
 
 
 def test_a_seat_of_a_cast(player: str) -> None:
@@ -153,6 +184,24 @@ def test_a_learner_is_told_intents_from_the_command_line(
         check_intents(PPOConfig(intents=folder), {"game": "among_us"})
     with pytest.raises(UserError, match=r"env\.style=natural: the action model of .* reads compact"):
         check_intents(PPOConfig(intents=folder), {**ENV, "style": "natural"})
+
+
+def test_who_is_told_other_intents_is_another_player(tmp_path: Path) -> None:
+    """Kept games are named after the model that plans the intents, too: a later study may replace it."""
+    run, talker = tmp_path / "run", tmp_path / "talker"
+    save_policy(run / "policy", negotiator(), {"game": "dond"})
+    algo = {"intents": str(talker), "iterations": 1, "max_new_tokens": 8, "context": 64}
+    settings = {"env": ENV, "algo": algo, "eval": {"temperature": 1.0, "env": {}, "cast": {}}}
+    settings |= {name: {} for name in ("cast", "loss", "model", "base")}
+    (run / "config.yaml").write_text(json.dumps(settings))
+    cast, found = {"negotiator": Seats("learner", partner=str(run), partners=1.0)}, []
+    entrant: Any = SimpleNamespace(learners={}, base=None)
+    for number in (0, 1):
+        shutil.rmtree(talker, ignore_errors=True)
+        save_policy(talker / ACTION, negotiator(), {"game": "dond", "study": number})
+        digests = (played_as(cast, PlayConfig())["policies"][str(run)], conditions.identity_of(str(run), entrant))
+        found.append((*digests, crossplay.made_of(str(run), SimpleNamespace(chat=None))))  # type: ignore[arg-type]
+    assert all(before != after for before, after in zip(*found, strict=True))
 
 
 def test_a_learner_under_intents_reads_the_style_that_it_learned_in(player: str) -> None:

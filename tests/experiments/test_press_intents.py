@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +19,8 @@ from marl.common.files import csv_rows
 from marl.metrics.wording import wording
 from marl.rollout.cast import Seats
 from marl.rollout.games import env_maker
-from tests.composing import configure
-from tests.marl.intents.press_models import ENV, speaker
+from tests.composing import composed_once, configure
+from tests.marl.intents.press_models import ENV
 
 WEAK = (
     "cicero.draws=2", "cicero.candidates=1", "cicero.press.iterations=2", "cicero.press.draws=4",
@@ -30,6 +31,9 @@ STUDY = (  # a small one
     "scripted_games=4", "tested_games=2", "control=6", "seeds=[0]", *WEAK,
 )  # fmt: skip
 PLAY = ("progress=false", "threads=1", "device=cpu", "games=2", "concurrency=2")
+
+
+settings = composed_once("press_intents")
 
 
 @pytest.fixture(scope="module")
@@ -54,17 +58,25 @@ def test_its_table_has_what_is_measured_and_the_same_command_says_it_again(runs:
     assert all(row[name] for row in rows for name in ("mean", "low", "high", "seeds", "games"))
     assert all(wording(metric) for _, metric in found)
     cells = {path: path.stat().st_mtime_ns for path in (runs / "press_intents").glob("*.json")}
-    press_intents.main(configure("press_intents", f"runs={runs}", *PLAY, *STUDY))
+    press_intents.main(configure("press_intents", f"runs={runs}", *PLAY, *STUDY, f"publish={runs}/again"))
     assert table.read_text() == before
+    for path in (runs / "again").iterdir():  # also those that are made once
+        assert path.suffix == ".jsonl" or path.read_bytes() == (table.parent / path.name).read_bytes(), path
+    assert {"correspondence.csv.gz", "messages.csv.gz"} < {path.name for path in (runs / "again").iterdir()}
     assert cells == {path: path.stat().st_mtime_ns for path in (runs / "press_intents").glob("*.json")}
 
 
-def test_all_that_it_writes_is_written_from_kept_cells(runs: Path, tmp_path: Path) -> None:
-    press_intents.main(configure("press_intents", f"runs={runs}", f"publish={tmp_path}", *PLAY, *STUDY))
-    packed = {"correspondence.csv.gz", "messages.csv.gz"}
-    assert {"table.csv", "figure.svg", "cards.jsonl", "filters.csv", *packed} == {p.name for p in tmp_path.iterdir()}
-    for name in packed:
-        assert csv_rows(tmp_path / name) == csv_rows(runs / "press_intents" / name)
+def test_games_are_played_again_with_other_limits() -> None:
+    """Names kept games by all that decides them."""
+    pytest.importorskip("diplomacy", reason="needs the extra `diplomacy`: pip install 'diplomacy==1.1.2'")
+    made: Any = SimpleNamespace(models={}, env={})
+
+    def key(*changed: str) -> dict:
+        cfg = settings(*changed)
+        return press_intents.played_by(made, press_intents.TALKS, press_intents.BASE, cfg, play_spec(cfg))
+
+    assert key() == key("control=9")
+    assert all(key() != key(change) for change in ("model.context=400", "model.max_new_tokens=9", "temperature=0.5"))
 
 
 def test_its_figure_is_what_report_draws_from_the_table(runs: Path, tmp_path: Path) -> None:
@@ -89,17 +101,6 @@ def test_it_takes_a_seat_of_a_cast(runs: Path) -> None:
     assert (
         player in played_as({"power": Seats("learner", partner=player, partners=3.0)}, PlayConfig())["cicero"]["models"]
     )
-
-
-def test_games_are_played_again_with_other_limits() -> None:
-    made = press_intents.Made(0, ENV, speaker(), speaker(), speaker(), {})
-
-    def key(*changed: str) -> dict[str, Any]:
-        cfg = configure("press_intents", *changed)
-        return press_intents.played_by(made, press_intents.TALKS, press_intents.BASE, cfg, play_spec(cfg))
-
-    assert key() == key("control=1")
-    assert key() != key("model.max_new_tokens=9") and key() != key("model.context=500")
 
 
 def test_what_cannot_talk_with_a_plan_is_named(tmp_path: Path) -> None:

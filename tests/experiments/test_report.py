@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from experiments import report, train
 from experiments.report import publish, told_apart, variants
 from experiments.setup import select
+from experiments.setup.published import given
 from marl.common.errors import UserError
 from marl.common.files import csv_rows, joined_name
 from marl.metrics.tables import TableRow, curve_lines, read_table
@@ -330,6 +331,16 @@ def test_the_base_of_muted_players_keeps_its_games_among_earlier_runs(last: str,
     whole, found = (tmp_path / name / "table.csv" for name in ("at_once", "table"))
     assert {row.arm for row in read_table(whole)} == {"base", "base of mute", "full", "mute"}
     assert found.read_bytes() == whole.read_bytes()
+
+
+def test_settings_of_runs_are_compared_by_value() -> None:
+    """However they are written; what is left out counts as well."""
+    first = given("train.py env.objective=1 algo.update.learning_rate=1e-3 model.lora={rank:4} seed=3")
+    assert first == given("train.py seed=4 ++algo.update.learning_rate=0.001 model.lora={rank:4} env.objective=1.0")
+    assert first != given("train.py env.objective=1 algo.update.learning_rate=1e-2 model.lora={rank:4}")
+    assert given("train.py ~loss.listening") != given("train.py") == given("train.py ablation=full,mute device=cpu")
+    assert given("train.py env.players=4 algo.games=8", "env") == {"env.players": 4}
+    assert given("train.py env.objective=0,1") == {"env.objective": "0,1"}
 
 
 def test_earlier_runs_that_are_not_alike_are_refused(

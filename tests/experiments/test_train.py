@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,12 @@ from omegaconf import OmegaConf
 from experiments import evaluate, final_games, train
 from experiments.setup.spec import run_spec
 from experiments.setup.stages import base_folder
+from marl.common.distributed import ONE as ONE_RANK
 from marl.common.errors import UserError
+from marl.metrics.stats import rate
 from marl.storage.checkpoint import folder_digest, newest_checkpoint, read_state, save_policy
 from marl.storage.folder import REFERENCE
+from marl.storage.tracking import Tracker, make_tracker
 from tests.composing import DOND, config_hash, configure, identity, run_folder
 from tests.marl.models import CHATML, hf_tokenizer, random_lm, save, tiny_policy
 from tests.runs import identical, lines, texts
@@ -53,6 +57,34 @@ def test_a_run_leaves_what_the_readme_says(finished: Path) -> None:
     assert not any(name.startswith("loss/") for name in found["base"])
     page = (finished / "report.html").read_text()
     assert "<svg" in page and not re.search(r"""(src|href)=["']?(https?:)?//""", page)
+
+
+def test_wandb_has_the_final_figures_of_a_run_that_was_killed_before_its_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its card is there, so that it is done and never begun again."""
+    found = {"trained": {"game/score": rate([True, False])}}
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    def tracker(*_: Any) -> Tracker:
+        return make_tracker("wandb", tmp_path, name="n", run_id="abc123", config={})
+
+    record = SimpleNamespace(
+        say=lambda: None, count_lost=lambda: None, keep_base=lambda *_: None, note=dict,
+        write_card=lambda *_: (tmp_path / "run.json").touch(),
+    )  # fmt: skip
+    for name, instead in {
+        "Record": SimpleNamespace(of=lambda *_: record), "open_tracker": tracker, "base_of": lambda *_: (None, None),
+        "learn": lambda *_: {}, "final_evaluation": lambda *_: (found, {}), "build_report": killed,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(train, name, instead)
+    spec = SimpleNamespace(folder=tmp_path, progress=False, name="n")
+    with pytest.raises(KeyboardInterrupt):
+        train.lead(SimpleNamespace(spec=spec, chat=None, expected=None), ONE_RANK)  # type: ignore[arg-type]
+    [kept] = tmp_path.glob("wandb/offline-run-*/run-abc123.wandb")
+    assert (tmp_path / "run.json").exists() and b"trained/game/score/low" in kept.read_bytes()
 
 
 def test_a_finished_run_is_not_run_again(

@@ -124,6 +124,10 @@ def test_tables_of_hand_made_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert (float(row["mean"]), float(row["low"]), row["seeds"]) == (3.5, pytest.approx(mean.low, rel=1e-4), "2")
     agree, both = by_arm["1", "cloned", "1", "game/agreement"], wilson(100, 200)  # half of either seed's 100 games
     assert (float(agree["low"]), float(agree["high"])) == pytest.approx((both.low, both.high), rel=1e-4)
+    equal = found["1", "cloned", "agreement/at_equal_games"]
+    assert (equal.mean, equal.low, equal.high) == pytest.approx((0.5, both.low, both.high), rel=1e-4)
+    trained = found["1", "cloned", "trained/at_equal_games"]
+    assert trained.low == trained.mean == trained.high  # by construction
     alone = by_arm["0", "alone", "0", "game/score"]
     assert float(alone["high"]) - 3 == pytest.approx(1.96 * 0.2, rel=1e-3)  # over 100 games of deviation 2
     assert by_arm["0", "alone", "0", "game/agreement"]["low"] == f"{0.403832:.6g}"  # Wilson, 50 of 100

@@ -30,10 +30,15 @@ from marl.agents.base import Agent
 from marl.agents.model import ModelAgent
 from marl.agents.text import TextAgent
 from marl.common.errors import UserError
+from marl.common.files import write_json
+from marl.intents.agent import ACTION, DIALOGUE, PARTS
+from marl.intents.talker import Talker
 from marl.report.transcripts import read_episodes
+from marl.storage.checkpoint import save_policy
 from tests.composing import configure
 from tests.experiments.webapp.browsing import site_of
 from tests.marl.models import tiny_policy
+from tests.marl.planners import negotiator
 
 HOSTILE = "<script>alert(1)</script> \"'&{{ 7*7 }} hats"
 QUICK = (
@@ -454,6 +459,24 @@ def test_a_full_disk_ends_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert engine.alive and not engine.busy()
         assert [game.id for game in store.open_games()] == [record.id]  # to go on with at the next start
         engine.open(new_record("me", "scripted", ENV, "any")).result(10)
+
+
+def test_opponents_whose_filters_refuse_everything_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When another model takes their place, and when the server stops."""
+    monkeypatch.setattr(Talker, "refusals", lambda talker: f"{talker.name}: no message passed")
+    for number in (0, 1):
+        for part in (ACTION, DIALOGUE):
+            made_of = {"env": {"style": "compact", "max_entries": 4}}
+            save_policy(tmp_path / f"both-s{number}" / part, negotiator(), {"game": "dond", "made_of": made_of})
+        write_json(tmp_path / f"both-s{number}" / PARTS, {"arm": "both"})
+    with serving(tmp_path, "models=1", "cicero.nonsense=0") as browser:
+        person = browser()
+        for number in (0, 1):
+            Page(person, "dond", f"both-s{number}+cicero").finish()
+            assert re.findall(r"(\S+): no message", capsys.readouterr().out) == ["both-s0+cicero"] * number
+    assert re.findall(r"(\S+): no message", capsys.readouterr().out) == ["both-s1+cicero"]
 
 
 def test_a_silent_person_s_game_is_closed(tmp_path: Path) -> None:

@@ -147,6 +147,21 @@ def test_refusals_are_told_where_most_replies_found_no_message(counts: tuple[int
     assert player.refusals() == said
 
 
+@pytest.mark.parametrize("arm", ["none", "state", "both"])
+def test_near_a_full_context_games_are_played_to_their_end(arm: str) -> None:
+    """The action model reads more than is written: an end of the talk, and a claim. Where these do not fit, there is no
+    plan; in the end the player falls silent."""
+    filters = replace(QUIET, correspondence=-0.5, value=0.5, candidates=2, draws=3)
+    turns = [t for t in played(arm)[0].turns if t.agent == "player_0"]
+    first, last, unplanned = turns[0].start, turns[-1].start, 0
+    for context in range(first + 2, last + 60, 18):
+        episode = games(agent(filters, arm, context=context), 1)[0]
+        assert episode.outcome and len(episode.streams["player_0"].tokens) <= context
+        own = [t for t in episode.turns if t.agent == "player_0"]
+        unplanned += any(t.reply_ids and not t.thoughts for t in own)
+    assert unplanned
+
+
 def test_candidates_of_least_value_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     player = agent(replace(QUIET, value=0.5, candidates=4, draws=10), max_new_tokens=30)
     drawn: list[Draw] = []

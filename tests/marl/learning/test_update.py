@@ -15,6 +15,7 @@ from marl.learning.config import UpdateConfig
 from marl.learning.forward import forward
 from marl.learning.micro_batches import micro_batches
 from marl.learning.update import Learner, add_reference, explained_variance, update
+from marl.losses.imitation import ImitationLoss
 from marl.losses.policy import PolicyLoss
 from marl.losses.value import ValueLoss
 from marl.losses.world_model import WorldModelLoss
@@ -106,6 +107,16 @@ def test_a_long_gradient_is_shortened() -> None:
                      torch.Generator().manual_seed(0))  # fmt: skip
     step = torch.cat([(before[name] - weight.detach()).flatten() for name, weight in policy.named_parameters()])
     assert metrics["update/grad_norm"] > 0.1 and float(step.norm()) == pytest.approx(0.01, rel=1e-2)
+
+
+def test_a_loss_that_meets_nothing_is_not_logged() -> None:
+    """It would read as a loss of 0: everything learned."""
+    policy, batch = played()
+    nothing = replace(batch, imitate=torch.zeros_like(batch.imitate))
+    metrics = update(policy, None, nothing, {"imitation": ImitationLoss(1.0), "policy": PolicyLoss()},
+                     torch.optim.SGD(policy.parameters(), lr=0.1), UpdateConfig(minibatches=2),
+                     torch.Generator().manual_seed(0))  # fmt: skip
+    assert "loss/policy" in metrics and "loss/imitation" not in metrics
 
 
 # -- weight 0 ----------------------------------------------------------------------------------------------------------

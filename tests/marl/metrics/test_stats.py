@@ -274,8 +274,10 @@ def test_a_share_that_all_seeds_agree_on_is_not_certain() -> None:
     so does a share that no game can change: with four players a vote at random is right once in three times."""
     figures = {"errors/aborted": Interval(0, 0, 0.004, 1000), "talk/turns": Interval(3, 3, 3, 1000)}
     figures["vote/chance"] = Interval(1 / 3, 1 / 3, 1 / 3, 1000)
-    aborted, turns, chance = ablation_table([ArmRun("full", seed, figures) for seed in range(3)])
+    figures["game/agreement"] = Interval(1, math.nan, math.nan, 1000)  # at equal compute nobody knows the spread
+    aborted, turns, chance, agreed = ablation_table([ArmRun("full", seed, figures) for seed in range(3)])
     z = float(norm.ppf(0.975))
+    assert (agreed.low, agreed.high) == (pytest.approx(3000 / (3000 + z**2)), 1)
     assert (aborted.mean, aborted.low) == (0.0, 0.0) and aborted.high == pytest.approx(z**2 / (3000 + z**2))
     assert (turns.low, turns.high) == (3.0, 3.0) and (chance.low, chance.high) == (1 / 3, 1 / 3)
 

@@ -24,7 +24,15 @@ from marl.model.lora import AdapterConfig, adapted, adapter_bytes, chosen_layers
 from marl.model.optim import trained
 from marl.model.policy import Policy, half, load_config, load_lm, load_tokenizer, pretrained, take_weights
 from marl.model.tokens import Tokens
-from marl.storage.checkpoint import load_policy, load_weights, model_digest, own_tensors, policy_digest, save_policy
+from marl.storage.checkpoint import (
+    load_policy,
+    load_weights,
+    model_digest,
+    own_tensors,
+    policy_digest,
+    save_policy,
+    started_from,
+)
 from tests.marl.models import hf_policy, hf_tokenizer, save, small_tokens, tiny_policy, with_critic
 from tests.marl.storage.test_checkpoint import seal
 from tests.marl.updates import TERMS, noisy, played
@@ -334,10 +342,20 @@ def test_a_base_is_found_beside_the_run_and_in_it(saved: Path, tmp_path: Path) -
 def test_a_base_is_found_for_a_past_self_of_a_run(saved: Path, tmp_path: Path, place: str) -> None:
     """As where a run's folder is copied elsewhere."""
     past, there = saved.parent / "pool" / "learner-000001", logits(load_policy(saved))
+    (saved.parent / "config.yaml").touch()
     shutil.copytree(saved, past)
     (tmp_path / place).parent.mkdir(exist_ok=True)
     shutil.move(tmp_path / "base", tmp_path / place)
     assert torch.equal(logits(load_policy(past)), there)
+
+
+def test_a_run_may_be_called_pool(saved: Path, tmp_path: Path) -> None:
+    there, run = logits(load_policy(saved)), tmp_path / "pool"
+    shutil.move(saved.parent, run)
+    (tmp_path / "bases").mkdir()
+    shutil.move(tmp_path / "base", tmp_path / "bases" / "base")
+    assert torch.equal(logits(load_policy(run / "policy")), there)
+    assert started_from(run / "policy") == CARD["base"]
 
 
 @pytest.mark.parametrize(

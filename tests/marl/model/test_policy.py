@@ -12,6 +12,8 @@ from transformers import (
     CohereForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
     OPTConfig,
     OPTForCausalLM,
     PreTrainedTokenizerFast,
@@ -20,10 +22,13 @@ from transformers import (
     RwkvConfig,
     RwkvForCausalLM,
     T5Config,
+    XGLMConfig,
+    XGLMForCausalLM,
     XLMConfig,
     XLMWithLMHeadModel,
 )
 
+from marl.agents.model import ModelAgent
 from marl.common.errors import UserError
 from marl.model.policy import Policy, choice_logits, load_config, load_lm, load_tokenizer, pretrained, tiny_lm
 from marl.model.tokens import Tokens
@@ -56,6 +61,17 @@ def test_a_model_is_read_in_bfloat16(architecture: str, tmp_path: Path) -> None:
     policy, ids = pretrained(name, seed=0, dtype=torch.bfloat16), torch.tensor([[5, 6, 7]])
     with torch.no_grad():
         assert torch.equal(policy.logits(policy.hidden(ids)), policy.lm(input_ids=ids).logits.float())
+
+
+def test_a_model_that_does_not_play_in_bfloat16_says_so() -> None:
+    """Its buffers are in float32: GPT-1's mask, XGLM's positions."""
+    tokens = small_tokens()
+    for lm in (
+        OpenAIGPTLMHeadModel(OpenAIGPTConfig(vocab_size=tokens.size, n_positions=64, n_embd=32, n_layer=1, n_head=2)),
+        XGLMForCausalLM(XGLMConfig(vocab_size=tokens.size, d_model=32, num_layers=1, attention_heads=2, ffn_dim=64)),
+    ):
+        with pytest.raises(UserError, match=rf"algo\.play_bf16=true: {type(lm).__name__} .* Set it to false"):
+            ModelAgent("player", Policy(lm.eval(), tokens), slots=1, context=32, bf16=True)
 
 
 def test_an_rwkv_of_many_layers_is_the_same_after_each_save(tmp_path: Path) -> None:

@@ -80,9 +80,11 @@ def test_dropout_acts_while_a_base_learns_and_not_after() -> None:
     assert torch.equal(policy.hidden(tokens), plain)
 
 
-def test_dropout_of_a_model_whose_layers_have_other_names_is_refused(tmp_path: Path) -> None:
-    policy = hf_policy(tmp_path, "gpt2")
-    error = r"base\.dropout=0\.1: GPT2LMHeadModel has no layers named o_proj.*Set it to 0"
+@pytest.mark.parametrize(("model", "name"), [("gpt2", "GPT2LMHeadModel"), ("qwen3_5", "Qwen3_5ForCausalLM")])
+def test_dropout_of_a_model_whose_layers_have_other_names_is_refused(model: str, name: str, tmp_path: Path) -> None:
+    """Also where only some have, as beside linear attention."""
+    policy = hf_policy(tmp_path, model)
+    error = rf"base\.dropout=0\.1: {name} has layers without o_proj, whose outputs it drops\. Set it to 0"
     with pytest.raises(UserError, match=error), dropout(policy, 0.1, torch.Generator()):
         pass
     with dropout(policy, 0.0, torch.Generator()):

@@ -1,6 +1,7 @@
 """The report: one file that needs nothing else, in which model text stays text and figures are those of the runs."""
 
 import json
+import math
 import re
 from base64 import b64encode
 from dataclasses import replace
@@ -265,6 +266,8 @@ def test_findings_claim_no_more_than_the_intervals() -> None:
     assert "trained: after the last message the belief cannot be told from the exact prior" in overlap[2]
     fell = findings({"base": column(9, 0.5), "trained": column(6, 0.5)})
     assert "it fell" in fell[0] and "beats what the rules alone tell" in fell[1]
+    one = {"game/score": Interval(5, math.nan, math.nan, 1)}  # game, which has no interval
+    assert findings({"base": one, "trained": one}) == ["Score: base 5.000, trained 5.000."]
 
 
 def test_a_run_that_only_began(tmp_path: Path) -> None:

@@ -319,7 +319,8 @@ def test_a_finished_run_is_opened_as_its_users_expect(tmp_path: Path, service: t
         tracker.log(1, {"game/score": 4.0}, phase="eval")
         tracker.transcripts(1, MESSAGE_COLUMNS, message_rows(episode_to_json(deal_game(0))))
         ends = {"trained/game/score": 13.0, "trained/game/score/low": 12.5, "trained/game/score/high": 13.5}
-        tracker.final({**ends, "trained/game/pareto/low": math.nan}, report)
+        tracker.final({**ends, "trained/game/pareto/low": math.nan})
+        tracker.report(report)
     sync(tmp_path)
     run = service.run
     assert (run["groupName"], run["tags"]) == ("sweep", ["dond", "full", "x" * 64])
