@@ -17,7 +17,6 @@ from marl.algorithms.ppo import train_ppo
 from marl.algorithms.rl_pikl import RLPiklConfig, train_rl_pikl
 from marl.algorithms.training import Training
 from marl.common.distributed import Ranks
-from marl.common.errors import UserError
 from marl.learning.renaming import Renaming, renaming
 from marl.learning.update import Learner, make_optimizer
 from marl.losses import any_reads
@@ -57,8 +56,6 @@ def learn(
         learners.append(Learner(name, policy, base, optimizer, shards))
     trained = {each.name: (each.policy, each.optimizer) for each in learners}
     past = {seats.beside: copied(policies[seats.player]) for seats in spec.cast.values() if seats.pool}
-    if past and ranks.size > 1:
-        raise UserError("cast.*.pool: past selves play in one process only. Leave torchrun out, or set pool=0")
     frozen = seat_players(
         spec.cast, work.make_env(), spec.env, base, algo, algo.temperature, chat=work.chat, past=past
     )  # fmt: skip
