@@ -430,7 +430,7 @@ class ChatAgent:
             seat.lost = True
             self.lost.append((key, found))
             if self.stops and found in FOR_GOOD:
-                wait(self._owed.values())  # what was paid for is kept
+                wait(self._owed.values(), self.config.timeout)  # what was paid for is kept
                 raise UserError(
                     f"chat: {found.value}, so every further game would be lost. Start the same command again with "
                     f"{CHANGED}; it goes on from its last checkpoint"

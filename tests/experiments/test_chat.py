@@ -126,6 +126,19 @@ def test_a_person_plays_against_it(
     assert sorted(game["players"].values()) == ["chat", "human"] and "chat: 2 calls" in capsys.readouterr().out
 
 
+def test_a_person_is_told_once_which_players_are_silent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat: Any = SimpleNamespace(lost=[])
+    person = play.Person(chat)
+    monkeypatch.setattr("builtins.input", lambda prompt: "1")
+    assert person.reply("You see nobody.", ["wait", "up"]) == "wait" and "chat" not in capsys.readouterr().out
+    chat.lost.append(((0, "player_1"), Lost.UNREACHABLE))
+    for told in (1, 0):
+        person.reply("You see nobody.", ["wait", "up"])
+        assert capsys.readouterr().out.count("(chat: cannot be reached; this player says and does nothing more") == told
+
+
 @cases("""
 chat.url=http://localhost/v1 | chat.model
 chat.model=m | chat.url
