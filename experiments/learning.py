@@ -1,6 +1,7 @@
 """The learning of a training run: who learns from what, and what follows each iteration."""
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,6 @@ from marl.algorithms.ppo import train_ppo
 from marl.algorithms.rl_pikl import RLPiklConfig, train_rl_pikl
 from marl.algorithms.training import Training
 from marl.common.distributed import Ranks
-from marl.common.errors import UserError
 from marl.learning.renaming import Renaming, renaming
 from marl.learning.update import Learner, make_optimizer
 from marl.losses import any_reads
@@ -56,8 +56,6 @@ def learn(
         learners.append(Learner(name, policy, base, optimizer, shards))
     trained = {each.name: (each.policy, each.optimizer) for each in learners}
     past = {seats.beside: copied(policies[seats.player]) for seats in spec.cast.values() if seats.pool}
-    if past and ranks.size > 1:
-        raise UserError("cast.*.pool: past selves play in one process only. Leave torchrun out, or set pool=0")
     frozen = seat_players(
         spec.cast, work.make_env(), spec.env, base, algo, algo.temperature, chat=work.chat, past=past
     )  # fmt: skip
@@ -157,6 +155,7 @@ class AfterIteration:
     ranks: Ranks
     best: dict[str, Any] | None
     memory: dict[str, dict[str, float]]  # `Training.memory`
+    told: int = 0  # seats lost to an endpoint that were told of
 
     @property
     def checkpoints(self) -> Path:
@@ -172,6 +171,7 @@ class AfterIteration:
             check_there(spec.folder, work.lock)
         self.tracker.log(iteration, found)
         say(f"{iteration:4d}/{spec.algo.iterations}  " + headline(found))
+        self.tell_lost()
         if iteration == 1 and not spec.eval.games:  # else the base's evaluation has told
             warn_if_hopeless(work, episodes)
         if work.expected and (warning := work.expected.warning(iteration, found)):
@@ -182,6 +182,13 @@ class AfterIteration:
             better = self.evaluate(iteration, episodes)
         if better or last or iteration % spec.checkpoint.every == 0:
             self.save(iteration)
+
+    def tell_lost(self) -> None:
+        """Says how many more seats an endpoint has lost: their partners learn beside silence."""
+        lost = Counter(reason.value for _, reason in self.work.chat.lost[self.told :]) if self.work.chat else Counter()
+        if lost:
+            self.told += lost.total()
+            say(f"chat: seats lost to the endpoint: {', '.join(f'{n} {reason}' for reason, n in lost.items())}")
 
     def evaluate(self, iteration: int, episodes: Sequence[Episode]) -> bool:
         """Plays evaluation games. Returns whether the score is the best so far."""

@@ -33,6 +33,7 @@ from experiments.setup.players import check_plans, in_runs
 from experiments.setup.spec import PlaySpec, behind_endpoint, play_spec
 from experiments.studies.talkers import say_refusals
 from marl.agents.base import Agent
+from marl.agents.chat import ChatAgent
 from marl.agents.model import ModelAgent
 from marl.agents.text import TextAgent
 from marl.common.errors import check_count, check_writable
@@ -66,9 +67,10 @@ HINTS = {  # how to answer, by game or by its format
 
 class Person:
     """Reads from the terminal. A reply without its end marker gets one; an option that is not a count may be given by
-    its number."""
+    its number. Is told which seats an endpoint (`chat`) has lost."""
 
-    def __init__(self) -> None:
+    def __init__(self, chat: ChatAgent | None = None) -> None:
+        self.chat, self.told = chat, 0
         self.begin()
 
     def begin(self) -> None:
@@ -83,6 +85,9 @@ class Person:
 
     def reply(self, text: str, options: Sequence[str] = ()) -> str:
         self.observe(text)
+        for _, reason in self.chat.lost[self.told :] if self.chat else ():
+            self.told += 1
+            say(f"(chat: {reason}; this player says and does nothing more. Ctrl-C ends the game)")
         numbered = not all(option.isdecimal() for option in options)
         for number, option in enumerate(options, start=1):
             say(f"  {number}) {option}" if numbered else f"  {option}")
@@ -113,7 +118,7 @@ def main(cfg: DictConfig) -> None:
     check_plans(cfg.opponent, parts.env)
     check_writable(out, "out")
     make_env = env_maker(parts.env)
-    person = Person()
+    person = Person(parts.chat)
     human = TextAgent("human", lambda seed, role: person, style=Style.NATURAL)
     device = pick_device(cfg.device)
     parts = with_room(parts, 1, [(cfg.opponent, cfg.opponent)], device)

@@ -8,6 +8,7 @@ they type once. Games are kept in `out`/games.sqlite: a restart goes on with the
 import socket
 import threading
 import webbrowser
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +84,21 @@ def check(cfg: DictConfig) -> None:
         raise UserError(
             f"study={cfg.study}: {blanks[0]} has to be filled in. Copy the file, and say there what people read."
         )
-    if cfg.chat.url:
-        ChatAgent(make(ChatConfig, plain(cfg)["chat"], "chat"))  # refuses what cannot work before anybody comes
+    if endpoint := endpoint_of(cfg):
+        ChatAgent(endpoint)  # refuses what cannot work before anybody comes
     for game, group in plain(cfg.games).items():
         if group["env"]["game"] != game:
             raise UserError(f"games.{game}.env.game={group['env']['game']}: must be {game}")
         is_installed(group["env"])
+
+
+def endpoint_of(cfg: DictConfig) -> ChatConfig | None:
+    """The endpoint of the opponent `chat`, if any. Answers are kept in no file but the games': with each stand the
+    words of a person, who may take them back."""
+    if not cfg.chat.url:
+        return None
+    found: ChatConfig = make(ChatConfig, plain(cfg)["chat"], "chat")
+    return found if found.replay else replace(found, answers="")
 
 
 def folder_of(cfg: DictConfig) -> Path:
@@ -144,7 +154,7 @@ def site(cfg: DictConfig) -> tuple[Any, Any, Any]:
         models=cfg.models,
         planner=make(PlannerConfig, settings["planner"], "planner"),
         cicero=make(CiceroConfig, settings["cicero"], "cicero"),
-        chat=make(ChatConfig, settings["chat"], "chat") if cfg.chat.url else None,
+        chat=endpoint_of(cfg),
     )
     store = Store(out / "games.sqlite")
     engine = None

@@ -62,10 +62,17 @@ class Work:
         """Checks everything that can be checked before a model is made. UserError where the run could not be made."""
         # A refused key or a spent budget stops a run, which would else learn from partners that say nothing.
         chat = ChatAgent(spec.chat, stops=True) if spec.chat else None
-        if chat and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise UserError(
-                f"cast: {CHAT} plays in runs of one process, whose calls can be counted. Start without torchrun."
-            )
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            if chat:
+                raise UserError(
+                    f"cast: {CHAT} plays in runs of one process, whose calls can be counted. Start without torchrun."
+                )
+            for role, seats in spec.cast.items():
+                if seats.pool:
+                    raise UserError(
+                        f"cast.{role}.pool={seats.pool}: past selves play in one process only. Start without torchrun, "
+                        "or set it to 0."
+                    )
         make_env, make_test_env = env_maker(spec.env), env_maker(spec.test_env)
         check_players(spec.cast, spec.env, make_env())
         check_players(spec.test_cast, spec.test_env, make_test_env())

@@ -35,6 +35,7 @@ from marl.rollout.seeds import Game
 from marl.types import Belief, Episode, Stream
 
 POLL = 0.02  # seconds between two looks at an endpoint's replies
+FAILED = "The opponent failed, and the game cannot go on. This is not your fault."
 SEAT = 7  # a part of a game's seed: which of several seats a person takes
 
 
@@ -97,6 +98,7 @@ class Play:
     asked: float = field(default_factory=time.monotonic)
     owed: set[str] = field(default_factory=set)  # seats whose opponents were asked
     stopping: str = ""  # why the game ends early
+    how: str = "stopped"  # what it is then called
     sight: Sight | None = None
 
     @property
@@ -340,12 +342,13 @@ class Engine:
 
     def _ask(self, agent: Agent, requests: Sequence[Request]) -> None:
         began = time.monotonic()
+        before = len(agent.lost) if isinstance(agent, ChatAgent) else 0
         try:
             replies = agent.act(requests)
         except Exception:  # of a model: its games end, all others go on
             say_error(traceback.format_exc())
             for play in [play for play in self._plays.values() if play.opponent is agent]:
-                self._fail(play, "The opponent failed, and the game cannot go on. This is not your fault.")
+                self._fail(play, FAILED)
             return
         self.thinking += time.monotonic() - began
         for reply in replies:
@@ -354,6 +357,11 @@ class Engine:
             if not play.stopping:
                 self.store.reply(play.record.id, play.match.clock, reply.key[1], reply)
                 self._take_reply(play, reply)
+        for (number, _), reason in agent.lost[before:] if isinstance(agent, ChatAgent) else ():
+            say_error(f"chat: {reason}, so a game ends")
+            if lost := self._plays.get(number):
+                lost.how = "failed"
+                self._stop(lost.record.id, FAILED)
 
     def _step(self, play: Play) -> None:
         play.match.step()
@@ -389,7 +397,7 @@ class Engine:
         with suppress(KeyError):  # its opponent has not read anything yet
             close([play.match])
         play.entries.append(("note", play.stopping))
-        self._leave(play, "stopped", {"how": "stopped"})
+        self._leave(play, "stopped", {"how": play.how})
 
     def _fail(self, play: Play, reason: str) -> None:
         """Ends a game whose opponent's state is unknown."""

@@ -263,7 +263,8 @@ class Opponents:
     def forget(self, name: str, game: str) -> None:
         """Drops an opponent that failed, so that its next game loads it anew."""
         with self._lock:
-            self._loaded.pop((name, game), None)
+            for key in [key for key in self._loaded if key == (name, game) or key[0] == name == CHAT]:
+                del self._loaded[key]
 
     def leave(self) -> None:
         """Says of those that are loaded whose filters refused most of their messages. The server stops."""
@@ -273,7 +274,8 @@ class Opponents:
         if name == CHAT:
             if self.chat is None:
                 raise UserError("There is no endpoint any more. Choose another opponent.")
-            return Loaded(ChatAgent(self.chat, waits=False), self.games)
+            there = [loaded for (other, _), loaded in self._loaded.items() if other == CHAT]  # one budget for all games
+            return there[0] if there else Loaded(ChatAgent(self.chat, waits=False), self.games)
         planner = str(self.runs / name)
         agent = planner_agent(planner, env) if is_planner(planner) else text_player(name, env["game"], "opponent")
         assert isinstance(agent, TextAgent)

@@ -3,14 +3,16 @@
 A request that fails for good costs its own game only: that seat says nothing more, and the loss is counted.
 
 Secrets: the key comes from an environment variable and is only ever sent. Bodies and error texts of an endpoint are
-never shown or kept; the key and other secrets are struck out of answers. An endpoint is not trusted: redirects are not
-followed, and at most `LONGEST_BODY` bytes are read. Left out: streamed answers, tools, prices.
+never shown or kept; the key and other secrets are struck out of answers, unless they are shorter than `SHORTEST`, as
+placeholders are. An endpoint is not trusted: redirects are not followed, and at most `LONGEST_BODY` bytes are read.
+Left out: streamed answers, tools, prices.
 """
 
 import asyncio
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import threading
@@ -102,10 +104,14 @@ class ChatConfig:
                 raise UserError(f"chat.{name}={getattr(self, name)}: must be at least {least}")
         if not self.timeout > 0:
             raise UserError(f"chat.timeout={self.timeout}: must be above 0 seconds")
-        if self.temperature is not None and self.temperature < 0:
+        if self.temperature is not None and not 0 <= self.temperature < math.inf:
             raise UserError(f"chat.temperature={self.temperature}: must be at least 0, or null")
         if not isinstance(self.extra, Mapping) or {"messages", "model", "stream"} & {*self.extra}:
             raise UserError("chat.extra must be a group of fields, without messages, model or stream")
+        try:
+            json.dumps(self.extra, allow_nan=False)
+        except ValueError as error:
+            raise UserError("chat.extra holds a number that is not finite, which JSON does not have") from error
 
 
 # --- The file of answers ----------------------------------------------------------------------------------------------
@@ -148,7 +154,6 @@ class Answers:
         return self._answers.get(digest(request))
 
     def add(self, request: Mapping[str, Any], answer: Answer) -> None:
-        """Keeps an answer at once: it was paid for."""
         self._answers[digest(request)] = answer
         optional = {name: value for name in ("thoughts", "cut") if (value := getattr(answer, name))}
         entry = {"request": dict(request), "answer": answer.text, "tokens": answer.tokens, **optional}
@@ -184,7 +189,7 @@ class Endpoint:
     reserved = 0  # tokens that requests under way may still cost
 
     def __init__(self, config: ChatConfig) -> None:
-        """Raises UserError if the key's variable is not set."""
+        """Raises UserError if the key's variable is not set, or a proxy that the environment names cannot be used."""
         logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs a line for each request
         self.config = config
         key = os.environ.get(config.key, "").strip() if config.key else ""
@@ -195,12 +200,19 @@ class Endpoint:
             )
         if not re.fullmatch("[!-~]*", key):
             raise UserError(f"chat.key={config.key}: the value of this environment variable can't be a key")
-        self._secrets = {*known_secrets(config.key, config.extra), *filter(None, [key])}
+        self._secrets = sorted(known_secrets(config.key, config.extra), key=len, reverse=True)  # one may hold another
         authorization = {"Authorization": f"Bearer {key}"} if key else {}
         # A cookie would be sent back, and may be of letters that no header can have.
         cookies = CookieJar(policy=DefaultCookiePolicy(allowed_domains=[]))
         headers = {"Accept-Encoding": "gzip", **authorization}
-        self.client = httpx2.AsyncClient(headers=headers, cookies=cookies, timeout=config.timeout)
+        limits = httpx2.Limits(max_connections=config.parallel)
+        try:
+            self.client = httpx2.AsyncClient(headers=headers, cookies=cookies, timeout=config.timeout, limits=limits)
+        except (ImportError, ValueError, httpx2.InvalidURL) as error:
+            raise UserError(
+                f"chat: the proxy that ALL_PROXY, HTTPS_PROXY or HTTP_PROXY names cannot be used "
+                f"({type(error).__name__}). Unset it, or name one of http:// or https://"
+            ) from error
         self._slots = asyncio.Semaphore(config.parallel)
 
     async def ask(self, messages: Sequence[ChatMessage]) -> Answer | Lost:
@@ -236,8 +248,9 @@ class Endpoint:
                     found = read_answer((await _body(response)).decode("utf-8-sig", "replace"))
         except (TimeoutError, httpx2.TimeoutException):
             return Lost.TIMEOUT, 0.0
-        except (httpx2.HTTPError, httpx2.InvalidURL):
-            cost = 0
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            if isinstance(error, httpx2.ConnectError | httpx2.InvalidURL):
+                cost = 0
             return Lost.UNREACHABLE, 0.0
         else:
             if isinstance(found, Lost):
@@ -284,6 +297,7 @@ class _Seat:
     seed: int
     messages: list[ChatMessage]
     options: tuple[str, ...] = ()
+    numbered: bool = False  # they are chosen by their numbers
     request: dict[str, Any] = field(default_factory=dict)
     lost: bool = False
 
@@ -329,8 +343,6 @@ class ChatAgent:
             wait(self._owed.values(), return_when=FIRST_COMPLETED)
         for key in [key for key, future in self._owed.items() if future.done()]:
             seat, found = self._seats[key], self._owed.pop(key).result()
-            if isinstance(found, Answer) and self.answers is not None:
-                self.answers.add(seat.request, found)
             replies.append(self._reply(key, seat, found))
         return replies
 
@@ -379,8 +391,10 @@ class ChatAgent:
             return seat
         seat.options = r.options
         if r.options:
-            listed = "\n".join(f"{number}) {option}" for number, option in enumerate(r.options, start=1))
-            seat.hear(f"Choose one of these, and answer with its number alone:\n{listed}")
+            seat.numbered = not all(option.isdecimal() for option in r.options)  # else a count is its own number
+            listed = [f"{n}) {option}" if seat.numbered else option for n, option in enumerate(r.options, start=1)]
+            which = "its number" if seat.numbered else "it"
+            seat.hear("\n".join([f"Choose one of these, and answer with {which} alone:", *listed]))
         elif seat.messages[-1]["role"] != "user":
             seat.hear(YOUR_TURN)
         return seat
@@ -400,15 +414,23 @@ class ChatAgent:
             return self._reply(r.key, seat, known)
         if self.endpoint is None:
             return self._reply(r.key, seat, Lost.ABSENT)
-        asked = self.endpoint.ask(list(seat.messages))
+        asked = self._ask(self.endpoint, seat.request)
         self._owed[r.key] = asyncio.run_coroutine_threadsafe(asked, self._running(self.endpoint))
         return None
+
+    async def _ask(self, endpoint: Endpoint, request: Mapping[str, Any]) -> Answer | Lost:
+        """Asks the endpoint, and keeps its answer at once: it was paid for."""
+        found = await endpoint.ask(request["messages"])
+        if isinstance(found, Answer) and self.answers is not None:
+            self.answers.add(request, found)
+        return found
 
     def _reply(self, key: Key, seat: _Seat, found: Answer | Lost) -> Reply:
         if isinstance(found, Lost):
             seat.lost = True
             self.lost.append((key, found))
             if self.stops and found in FOR_GOOD:
+                wait(self._owed.values(), self.config.timeout)  # what was paid for is kept
                 raise UserError(
                     f"chat: {found.value}, so every further game would be lost. Start the same command again with "
                     f"{CHANGED}; it goes on from its last checkpoint"
@@ -419,7 +441,7 @@ class ChatAgent:
         cut = found.cut and END not in found.text
         self.cut += cut
         said = found.text.strip()
-        if re.fullmatch("[0-9]{1,3}", said) and 1 <= int(said) <= len(seat.options):
+        if seat.numbered and re.fullmatch("[0-9]{1,3}", said) and 1 <= int(said) <= len(seat.options):
             said = seat.options[int(said) - 1]
         return Reply(key, said if seat.options else found.text, thoughts=found.thoughts, cut=cut)
 

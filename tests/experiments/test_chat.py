@@ -4,13 +4,17 @@ import json
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from experiments import evaluate, play, train
+from experiments.learning import AfterIteration
 from experiments.studies import crossplay
+from marl.agents.completion import Lost
 from marl.common.errors import UserError
 from marl.common.files import unpacked
 from tests.composing import cases, config_hash, configure
@@ -122,6 +126,19 @@ def test_a_person_plays_against_it(
     assert sorted(game["players"].values()) == ["chat", "human"] and "chat: 2 calls" in capsys.readouterr().out
 
 
+def test_a_person_is_told_once_which_players_are_silent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat: Any = SimpleNamespace(lost=[])
+    person = play.Person(chat)
+    monkeypatch.setattr("builtins.input", lambda prompt: "1")
+    assert person.reply("You see nobody.", ["wait", "up"]) == "wait" and "chat" not in capsys.readouterr().out
+    chat.lost.append(((0, "player_1"), Lost.UNREACHABLE))
+    for told in (1, 0):
+        person.reply("You see nobody.", ["wait", "up"])
+        assert capsys.readouterr().out.count("(chat: cannot be reached; this player says and does nothing more") == told
+
+
 @cases("""
 chat.url=http://localhost/v1 | chat.model
 chat.model=m | chat.url
@@ -190,6 +207,20 @@ def test_a_training_run_keeps_no_secret_and_goes_on_by_the_same_settings(
     assert "+chat.extra=..." in (run / "run.json").read_text() and "effort: low" in (run / "config.yaml").read_text()
     hashes = [config_hash(configure("train", *settings(1, key))) for key in ("one-27182818", "another")]
     assert hashes[0][:8] == run.name.rpartition("-")[2] != hashes[1][:8]
+
+
+def test_training_says_after_each_iteration_which_seats_were_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    """Else a learner would play beside silence to its end, and nobody knew."""
+    chat = SimpleNamespace(lost=[((0, "player_0"), Lost.BUSY), ((1, "player_0"), Lost.BUSY)])
+    parts: dict[str, Any] = dict.fromkeys((field.name for field in fields(AfterIteration)), None)
+    after = AfterIteration(**{**parts, "work": SimpleNamespace(chat=chat), "told": 0})
+    for reason in (None, Lost.STATUS):
+        chat.lost += [((2, "player_0"), reason)] if reason else []
+        after.tell_lost()
+        after.tell_lost()
+    told = "chat: seats lost to the endpoint"
+    assert capsys.readouterr().out.splitlines() == [f"{told}: 2 too many requests", f"{told}: 1 error status"]
+    AfterIteration(**{**parts, "work": SimpleNamespace(chat=None)}).tell_lost()
 
 
 def test_a_training_run_of_several_processes_has_no_endpoint(

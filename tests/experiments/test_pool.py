@@ -7,6 +7,7 @@ import pytest
 from experiments import train
 from experiments.setup.entrants import base_beside
 from experiments.setup.players import called_in_games, policy_folder, run_of, style_of
+from marl.common.errors import UserError
 from marl.common.files import read_json
 from marl.report.transcripts import read_episodes
 from marl.storage.checkpoint import newest_checkpoint, read_state
@@ -16,6 +17,15 @@ from tests.torture import contents
 
 pytestmark = pytest.mark.usefixtures("no_pages")
 POOL = ["cast.negotiator.partners=1", "cast.negotiator.pool=1", "cast.negotiator.pick=wins"]
+
+
+def test_past_selves_of_several_processes_are_refused_before_a_base_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match=r"cast\.negotiator\.pool=1: past selves play in one process only"):
+        train.main(configure("train", *DOND, *POOL, f"cache={tmp_path / 'bases'}", f"runs={tmp_path / 'runs'}"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_against_past_selves_goes_on_as_if_never_stopped(bases: Path, tmp_path: Path) -> None:

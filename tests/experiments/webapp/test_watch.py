@@ -6,6 +6,7 @@ import math
 import os
 import re
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from experiments.webapp.engine import Engine, Limits
 from experiments.webapp.opponents import Opponents
 from experiments.webapp.store import Store, new_record
 from experiments.webapp.timeline import timeline_of
+from marl.agents.chat import ChatConfig
 from marl.agents.model import PlayConfig
 from marl.common.errors import UserError
 from marl.common.files import write_text
@@ -39,7 +41,7 @@ from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import Game
 from marl.storage.checkpoint import save_policy
 from tests.endpoint import Server
-from tests.experiments.webapp.test_web import Meddled, Page, serving, settle, tiny_agent
+from tests.experiments.webapp.test_web import Meddled, Page, running, serving, settle, tiny_agent
 from tests.marl.models import tiny_policy
 from tests.marl.planners import negotiator
 
@@ -347,6 +349,30 @@ def test_an_endpoint_that_is_slow_holds_up_nobody(tmp_path: Path) -> None:
             slow.load()
             slow.settle()
             assert slow.text == before
+    assert not (tmp_path / "chat.jsonl").exists()  # a person's words, which withdrawing would leave there
+
+
+def test_a_game_ends_where_its_endpoint_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody plays on beside silence, and studies pay as for other failures. All games have one budget."""
+    envs = {"dond": {"game": "dond", "style": "natural"}, "among_us": {"game": "among_us", "players": 5}}
+    with endpoint_of(lambda server, body, handler: handler.send("{}", 500)) as endpoint:
+        how = ChatConfig(url=endpoint.url, model="some", key="", retries=0, calls=3)
+        opponents = Opponents(tmp_path, envs, device=torch.device("cpu"), chat=how)
+        with running(tmp_path, opponents, Limits()) as (engine, store):
+            for env in envs.values():
+                record = new_record("me", "chat", env, "any", 0)
+                engine.open(record).result(10)
+                until = time.monotonic() + 20
+                while (sight := engine.sight(record.id)).state != "stopped":
+                    assert time.monotonic() < until, sight
+                    if sight.state == "yours":
+                        words = sight.options[0] if sight.options else "[message] hi [END]"
+                        engine.say(record.id, sight.number, words).result(10)
+                    time.sleep(0.01)
+                assert "not your fault" in sight.entries[-1][1] and store.result(record.id) == {"how": "failed"}
+        assert len(endpoint.asked) == 3 and engine.alive is False
+    said = capsys.readouterr().err
+    assert "chat: error status, so a game ends" in said and "chat: budget spent" in said
 
 
 def test_a_planner_goes_on_after_a_restart(tmp_path: Path) -> None:

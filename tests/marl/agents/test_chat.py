@@ -413,6 +413,71 @@ def test_choices_are_answered_by_number(serve: Callable[[Answering], Server]) ->
     assert "You play Among Us on a grid of rooms" in server.asked[0]["messages"][0]["content"]
 
 
+def test_a_count_that_is_chosen_is_the_count(serve: Callable[[Answering], Server]) -> None:
+    """Not the number of an option, as which "1" would be no books."""
+    said = {"message or make a proposal": "2", "do you claim": "1"}
+
+    def answering(server: Server, body: dict[str, Any], handler: Any) -> None:
+        last = body["messages"][-1]["content"]
+        handler.say(next((word for asked, word in said.items() if asked in last), "hello"))
+
+    server = serve(answering)
+    make = lambda: dond_v0.parallel_env(style="natural", format="structured")  # noqa: E731
+    (episode,) = rollout(draw_games(0, count=1), everyone(agent_of(server.url, parallel=1)), make, 1)
+    assert episode.outcome["claims"] == ((1, 1, 1), (1, 1, 1)) and not episode.outcome["errors"]
+    counts = [text for a in server.asked if "do you claim" in (text := a["messages"][-1]["content"])]
+    assert counts and all("answer with it alone:\n0\n1" in asked and "1) " not in asked for asked in counts)
+
+
+def test_a_placeholder_for_a_key_is_no_secret(
+    serve: Callable[[Answering], Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Words that stand for a key where the endpoint wants none may be said."""
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    server = serve(lambda server, body, handler: handler.say("[message] I want none of the books [END]"))
+    assert play(agent_of(server.url), games=1)[0].turns[0].message == "I want none of the books"
+    assert server.keys[0] == "Bearer none"
+
+
+def test_what_was_paid_for_is_kept_where_the_budget_ends(serve: Callable[[Answering], Server], tmp_path: Path) -> None:
+    """Requests that are under way when another one finds it spent; the next command asks nothing twice."""
+    began = threading.Barrier(3, timeout=10)
+
+    def slowly(server: Server, body: dict[str, Any], handler: Any) -> None:
+        began.wait()
+        time.sleep(0.2)
+        sensible(server, body, handler)
+
+    path = tmp_path / "answers.jsonl"
+    agent = agent_of((server := serve(slowly)).url, calls=3, parallel=4, answers=str(path))
+    agent.stops = True
+    with pytest.raises(UserError, match="chat: budget spent"):
+        play(agent, games=4)
+    assert len(server.asked) == 3 == len(Answers(path))
+    server.answering = sensible
+    play(agent_of(server.url, answers=str(path)), games=4)
+    asked = [json.dumps(body["messages"]) for body in server.asked]
+    assert len(asked) == 16  # four replies a game
+
+
+def test_an_answer_that_breaks_off_may_have_been_paid_for(serve: Callable[[Answering], Server]) -> None:
+    """So it counts against the budget; nobody is paid where nobody listens."""
+    server = serve(raw(OK, "Content-Length: 99", "", "{}"))
+    agent = agent_of(server.url, tokens=9000, parallel=1)
+    play(agent, games=20)
+    assert set(agent.figures()["lost"]) == {"cannot be reached", "budget spent"} and 0 < len(server.asked) < 20
+    gone = agent_of("http://127.0.0.1:9/v1")
+    play(gone, games=1)
+    assert gone.figures()["tokens"] == 0 and gone.figures()["lost"] == {"cannot be reached": 1}
+
+
+@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1", "ftp://nowhere"])
+def test_a_proxy_that_cannot_be_used_is_one_sentence(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    with pytest.raises(UserError, match="proxy"):
+        Endpoint(ChatConfig(url="http://localhost:8000/v1", model="m", key=""))
+
+
 def test_bad_settings_are_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     good: dict[str, Any] = {"url": "http://localhost:8000/v1", "model": "m"}
     for change, named in (
@@ -421,7 +486,9 @@ def test_bad_settings_are_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_p
         ({"model": ""}, "chat.model"), ({"key": KEY}, "chat.key"), ({"retries": -1}, "chat.retries"),
         ({"timeout": 0.0}, "chat.timeout"), ({"timeout": float("nan")}, "chat.timeout"),
         ({"parallel": 0}, "chat.parallel"), ({"temperature": -1.0}, "chat.temperature"),
+        ({"temperature": float("nan")}, "chat.temperature"), ({"temperature": float("inf")}, "chat.temperature"),
         ({"replay": True}, "chat.replay"), ({"extra": {"messages": []}}, "chat.extra"),
+        ({"extra": {"top_p": float("nan")}}, "chat.extra"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=named) as refused:
             ChatConfig(**{**good, **change})
