@@ -206,7 +206,7 @@ def given(command: str, group: str = "") -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    """What Hydra reads of a setting: 1e-3 and 0.001 are one value. A list of several, as a sweep's, stays text."""
+    """Returns what Hydra reads of a setting: 1e-3 and 0.001 are one value. A sweep's list of values stays text."""
     try:
         override = OverridesParser.create().parse_override(f"setting={text}")
     except HydraException:

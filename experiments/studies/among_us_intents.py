@@ -31,7 +31,7 @@ from experiments.studies.intents import REFUSED, draw_panels, kept, refused, tab
 from experiments.studies.talkers import Figures, card, limits_of, publish, save_player, say_arms, say_refusals
 from marl.agents.base import Agent
 from marl.agents.model import model_agent, room
-from marl.common.errors import UserError, check_count
+from marl.common.errors import UserError, check_count, check_temperature
 from marl.common.files import digest, read_json, write_json
 from marl.intents.agent import ACTION, DIALOGUE, CiceroConfig, Parts
 from marl.intents.among_us import SKIP, Intent, accused_outright, mentioned
@@ -127,6 +127,7 @@ def check(cfg: DictConfig) -> None:
     if cfg.base.dropout:
         raise UserError(f"base.dropout={cfg.base.dropout}: models of this study learn without it. Set it to 0.")
     check_count(cfg.seed, "seed", 0)
+    check_temperature(cfg.temperature, "temperature")
     for seed in cfg.seeds:
         check_count(seed, "seeds", 0)
     for name in ("epochs", "tested", "control", "crew_games", "imposter_games", "concurrency"):
@@ -172,7 +173,7 @@ def make_models(seed: int, cfg: DictConfig, spec: PlaySpec, place: Workspace) ->
 
 # --- Words ------------------------------------------------------------------------------------------------------------
 def measured_by(made: Made, cfg: DictConfig) -> dict[str, Any]:
-    """All that decides what is measured of words."""
+    """Returns all that decides what is measured of words."""
     drawn = {"temperature": cfg.temperature, "top_p": cfg.cicero.top_p, "max_new_tokens": cfg.algo.max_new_tokens}
     return {"models": made.models, "tested": cfg.tested, "control": cfg.control, "mentioned": True, **drawn}
 
@@ -282,7 +283,7 @@ def play(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Figur
 
 
 def played_by(made: Made, arm: str, count: int, cfg: DictConfig, spec: PlaySpec) -> dict[str, Any]:
-    """All that decides an arm's games."""
+    """Returns all that decides an arm's games."""
     on = asdict(switched(spec.cicero, *ARMS[arm][2:])) if arm in ARMS else {}
     about = {"models": made.models, "arm": arm, "cicero": on, "env": made.env, "games": count}
     return about | {name: cfg[name] for name in ("seed", "temperature", "concurrency")} | limits_of(spec.algo)

@@ -140,7 +140,7 @@ class Entrant:
 
     @property
     def cicero(self) -> CiceroConfig:
-        """How others talk with a plan beside its learners: as in its run."""
+        """Settings by which others talk with a plan beside its learners, as in its run."""
         return make(CiceroConfig, self.config["algo"].get("cicero") or {}, "algo.cicero")
 
     @property

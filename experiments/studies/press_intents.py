@@ -36,7 +36,7 @@ from experiments.studies.intents import draw_panels, kept, refused, table_row
 from experiments.studies.talkers import Figures, card, limits_of, publish, save_player, say_arms, say_refusals
 from marl.agents.base import Agent
 from marl.agents.model import model_agent, room
-from marl.common.errors import UserError, check_count
+from marl.common.errors import UserError, check_count, check_temperature
 from marl.common.files import digest, read_json, write_json
 from marl.decoding.engine import Engine
 from marl.intents.agent import ACTION, DIALOGUE, Parts
@@ -123,6 +123,7 @@ def main(cfg: DictConfig) -> None:
 def check(cfg: DictConfig) -> None:
     """Refuses bad settings of this command."""
     check_play(cfg)
+    check_temperature(cfg.temperature, "temperature")
     if (cfg.env.game, cfg.env.map_name, cfg.env.style, cfg.env.press) != ("diplomacy", "pure", "compact", "private"):
         raise UserError("env: intents of press need env.map_name=pure env.style=compact env.press=private")
     if cfg.model.kind != "tiny":
@@ -175,7 +176,8 @@ def of_seed(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> tu
     about = {"models": made.models, "tested": cfg.tested_games}
     path = place.cells / f"annotation-s{made.seed}-{digest(about)[:8]}.json"
     found = kept(path, partial(annotation, made, cfg, spec, path.with_suffix(".csv.gz")))
-    other = place.cells / f"control-s{made.seed}-{digest({**about, 'control': cfg.control})[:8]}.json"
+    about |= {"control": cfg.control, "temperature": cfg.temperature}
+    other = place.cells / f"control-s{made.seed}-{digest(about)[:8]}.json"
     found |= kept(other, partial(control, made, cfg, spec, other.with_suffix(".csv.gz")))
     if made.seed == cfg.seeds[0]:
         publish(path.with_suffix(".csv.gz"), place.out / "correspondence.csv.gz")
@@ -238,7 +240,7 @@ def control(made: Made, cfg: DictConfig, spec: PlaySpec, shown: Path) -> Figures
         for swap in (False, True):
             rng = np.random.default_rng([made.seed, 3])
             wanted, streams = places_of(played, seats, made.base, swap, name == TALKS, rng, cfg.control)
-            words = written(policy, streams, spec.algo.context, np.random.default_rng([made.seed, 4]))
+            words = written(policy, streams, spec.algo.context, cfg.temperature, np.random.default_rng([made.seed, 4]))
             said = [stated(m.said._replace(text=w), m.phase) for (m, _), w in zip(wanted, words, strict=True)]
             telling = [(each, intent) for each, (_, intent) in zip(said, wanted, strict=True) if each]
             end = "" if swap else "/annotated"
@@ -283,7 +285,9 @@ def another(intent: Intent, rng: np.random.Generator) -> Intent:
     return Intent((own, code), (reader, code))
 
 
-def written(policy: Policy, streams: Sequence[Sequence[int]], context: int, rng: np.random.Generator) -> list[str]:
+def written(
+    policy: Policy, streams: Sequence[Sequence[int]], context: int, temperature: float, rng: np.random.Generator
+) -> list[str]:
     """Continues each stream by a message. Returns the words; empty where they are unfinished."""
     engine, tokens, found = Engine(policy, AT_ONCE, context), policy.tokens, []
     for start in range(0, len(streams), AT_ONCE):
@@ -291,8 +295,8 @@ def written(policy: Policy, streams: Sequence[Sequence[int]], context: int, rng:
         slots = [engine.allocate() for _ in group]
         engine.read(slots, [stream[:-1] for stream in group])
         drawn = draw_messages(
-            engine, slots, [stream[-1] for stream in group], [16] * len(group), temperature=1.0, top_p=0.9, rng=rng,
-            tag="",
+            engine, slots, [stream[-1] for stream in group], [16] * len(group), temperature=temperature, top_p=0.9,
+            rng=rng, tag="",
         )  # fmt: skip
         for slot in slots:
             engine.free(slot)
@@ -335,7 +339,7 @@ def play(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> tuple
 
 
 def played_by(made: Made, arm: str, six: str, cfg: DictConfig, spec: PlaySpec) -> dict[str, Any]:
-    """All that decides the games of one among six."""
+    """Returns all that decides the games of one among six."""
     about = {"models": made.models, "arm": arm, "six": six, "cicero": asdict(spec.cicero), "env": made.env}
     settings = ("games", "seed", "temperature", "years", "concurrency")
     return about | {name: cfg[name] for name in settings} | limits_of(spec.algo)

@@ -1,4 +1,4 @@
-"""What studies of talkers share: names of kept games, players, cards and tables of a seed, what filters refused."""
+"""Parts that studies of talkers share: names of kept games, players, cards and tables of a seed, refusals."""
 
 import math
 import shutil

@@ -34,8 +34,10 @@ def draw_messages(
 ) -> list[Drawn]:  # fmt: skip
     """Continues the streams in these slots, whose `last` tokens are unread, by one message each, `tag` included.
 
-    A message ends as a reply does, or after `limits` tokens. Log-probabilities are the model's at this temperature.
+    A message ends as a reply does, or after `limits` tokens. Log-probabilities are the model's at this temperature; 0
+    takes the likeliest tokens.
     """
+    temperature = temperature or 0.01
     policy, tokens, count = engine.policy, engine.policy.tokens, len(slots)
     begun = tokens.encode(tag) if tag else []
     hidden = engine.read(slots, [[token, *begun] for token in last]).view(count, len(begun) + 1, -1)

@@ -141,7 +141,7 @@ def controlled(
         slots = [engine.allocate() for _ in group]
         engine.read(slots, [stream[:-1] for stream in group])
         last, limits = [stream[-1] for stream in group], [limit] * len(group)
-        texts = draw_messages(engine, slots, last, limits, temperature=temperature or 0.01, top_p=top_p, rng=rng)
+        texts = draw_messages(engine, slots, last, limits, temperature=temperature, top_p=top_p, rng=rng)
         for slot in slots:
             engine.free(slot)
         for (view, reply), intent, (ids, _) in zip(drawn[start:], wanted[start:], texts, strict=False):

@@ -93,6 +93,7 @@ def test_a_game_that_asks_otherwise_than_it_learned_is_refused(player: str) -> N
         ("env=dond", r"env=dond, env\.style=compact: this study plays Among Us"),
         ("cicero.among_us.giveaway=2", r"cicero\.among_us\.giveaway=2.*: must be from 0 to 1, or null"),
         ("votes.steps=-1", "steps=-1 must not be negative"),
+        ("temperature=-1", r"temperature=-1.*: must be a number from"),
         ("base.dropout=0.1", r"base\.dropout=0\.1: models of this study learn without it"),
     ],
 )
@@ -113,6 +114,7 @@ def test_games_and_words_are_made_again_with_other_limits() -> None:
     assert keys("epochs=3") == (games, words)
     shorter, same = keys("model.context=900")
     assert shorter != games and same == words
+    assert keys("algo.play_bf16=true")[0] != games
     for change in ("model.max_new_tokens=9", "temperature=0.5", "cicero.top_p=0.5"):
         assert all(new != old for new, old in zip(keys(change), (games, words), strict=True)), change
 

@@ -20,7 +20,7 @@ from marl.metrics.wording import wording
 from marl.rollout.cast import Seats
 from marl.rollout.games import env_maker
 from tests.composing import composed_once, configure
-from tests.marl.intents.press_models import ENV
+from tests.marl.intents.press_models import ENV, speaker
 
 WEAK = (
     "cicero.draws=2", "cicero.candidates=1", "cicero.press.iterations=2", "cicero.press.draws=4",
@@ -75,8 +75,25 @@ def test_games_are_played_again_with_other_limits() -> None:
         cfg = settings(*changed)
         return press_intents.played_by(made, press_intents.TALKS, press_intents.BASE, cfg, play_spec(cfg))
 
+    limits = ("model.context=400", "model.max_new_tokens=9", "algo.play_bf16=true", "temperature=0.5")
     assert key() == key("control=9")
-    assert all(key() != key(change) for change in ("model.context=400", "model.max_new_tokens=9", "temperature=0.5"))
+    assert all(key() != key(change) for change in limits)
+
+
+def test_control_is_measured_at_the_temperature_of_the_games(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen = []
+
+    def drawn(
+        engine: Any, slots: list[int], *given: Any, temperature: float, **how: Any
+    ) -> list[tuple[list[int], list]]:
+        seen.append(temperature)
+        return [([0], []) for _ in slots]
+
+    monkeypatch.setattr(press_intents, "draw_messages", drawn)
+    made: Any = SimpleNamespace(seed=0, env=ENV, base=speaker(), action=speaker(), dialogue=speaker())
+    cfg = settings("temperature=0.5", "tested_games=1", "control=2")
+    press_intents.control(made, cfg, play_spec(cfg), tmp_path / "messages.csv.gz")
+    assert {*seen} == {0.5}
 
 
 def test_its_figure_is_what_report_draws_from_the_table(runs: Path, tmp_path: Path) -> None:
@@ -111,7 +128,7 @@ def test_what_cannot_talk_with_a_plan_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bad", "named"),
     [("env.map_name=standard", "map_name=pure"), ("env.press=none", "press=private"), ("control=0", "control"),
-     ("years=0", "years")],
+     ("years=0", "years"), ("temperature=-1", "temperature=-1.*: must be a number from")],
 )  # fmt: skip
 def test_bad_settings_are_refused_before_anything_is_made(bad: str, named: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=named):

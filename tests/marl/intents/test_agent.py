@@ -162,6 +162,17 @@ def test_near_a_full_context_games_are_played_to_their_end(arm: str) -> None:
     assert unplanned
 
 
+def test_a_planned_claim_that_does_not_fit_is_not_played() -> None:
+    """The own stream holds an intent, too, so that it may be full where the action model still has room."""
+    filters = replace(QUIET, candidates=2, draws=3)
+    start = next(t.start for t in played("both")[0].turns if t.agent == "player_0")
+    for context in range(start + 4, start + 11, 2):
+        (episode,) = games(agent(filters, context=context, max_new_tokens=4), 1)
+        own = [t for t in episode.turns if t.agent == "player_0"]
+        assert own[0].thoughts and not any(t.planned for t in own)
+        assert episode.outcome and len(episode.streams["player_0"].tokens) <= context
+
+
 def test_candidates_of_least_value_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     player = agent(replace(QUIET, value=0.5, candidates=4, draws=10), max_new_tokens=30)
     drawn: list[Draw] = []

@@ -299,6 +299,7 @@ def test_tables_name_the_finder_whose_report_counted() -> None:
                 row, seat = among_us_votes.table_row(episode, meeting, name, tokens)
                 opening = re.search(r" meeting .*? living", tokens.decode(row.streams[seat].tokens))
                 assert opening and opening[0] in tokens.decode(episode.streams[seat].tokens)
+                assert tuple(opening[0].title().split()[1:4:2]) in {(d.who, d.victim) for d in meeting.reports}
     assert several
 
 
@@ -335,9 +336,13 @@ def test_messages_are_drawn_under_an_intent() -> None:
     episode = next(e for e in recorded() if any(t.message for t in e.turns))
     turn = next(t for t in episode.turns if t.message)
     places = [((episode, turn.agent), turn.step, Intent("red", "red"))] * 3
-    how: dict[str, Any] = {"context": 1024, "temperature": 0.7, "top_p": 0.9, "limit": 12}
-    said = say_under(talker(), places, {}, **how, rng=np.random.default_rng(0), at_once=2)
-    assert len(said) == 3 and all("[END]" not in each for each in said)
+
+    def said(temperature: float) -> list[str]:
+        how: dict[str, Any] = {"context": 1024, "top_p": 0.9, "limit": 12, "rng": np.random.default_rng(0)}
+        return say_under(talker(), places, {}, temperature=temperature, **how, at_once=2)
+
+    assert len(said(0.7)) == 3 and all("[END]" not in each for each in said(0.7))
+    assert said(0.0) == said(0.005)  # the likeliest words
 
 
 # --- The player ---

@@ -72,7 +72,7 @@ def test_truthful_views_claim_what_was_promised() -> None:
         ("i don't want the book , you can have the rest", None),  # a refusal
         ("let's split the balls , i get the book and hat", None),
         ("i can give you the book and 1 ball for the hat", None),  # a trade
-        ("you get the hat , in exchange for the book and 1 ball", None),
+        ("take the book and 2 balls in exchange for your hat", None),
         ("the hat for me , the rest for you", (0, 1, 0)),
         ("deal", None),
     ],
