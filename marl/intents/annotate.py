@@ -87,7 +87,7 @@ UNSURE = {
     "except", "besides", "least", "negotiate", "yours", "mine", "available", "willing", "more", "worth", "return",
     "exchange",
 }  # fmt: skip
-TRADE = re.compile(r"\bfor (?:an?|the|all|both|one|two|three|four|\d)\b")  # "1 hat for 2 books": read without the books
+TRADE = re.compile(r"\bfor (?:an?|the|your|all|both|one|two|three|four|\d)\b")  # "1 hat for 2 books": read as no books
 
 
 @dataclass(frozen=True)

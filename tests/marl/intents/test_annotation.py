@@ -73,6 +73,7 @@ def test_truthful_views_claim_what_was_promised() -> None:
         ("let's split the balls , i get the book and hat", None),
         ("i can give you the book and 1 ball for the hat", None),  # a trade
         ("take the book and 2 balls in exchange for your hat", None),
+        ("take the book and 2 balls for your hat", None),
         ("the hat for me , the rest for you", (0, 1, 0)),
         ("deal", None),
     ],
