@@ -44,7 +44,7 @@ from marl.intents.filters import ORDER
 from marl.intents.measure import control, controlled, human_perplexity, perplexity, read_messages, spoiled, spoken
 from marl.intents.nonsense import Ensemble, train
 from marl.intents.standin import write_scripted
-from marl.intents.streams import ARMS, TOLD, Intent
+from marl.intents.streams import ARMS, FORM, TOLD, Intent
 from marl.intents.talker import UNFINISHED
 from marl.intents.training import MIXED, NO_LESSONS, action_model, annotated, dialogue_model, unvaried
 from marl.metrics.drift import likelihood, retold
@@ -339,7 +339,7 @@ def save_players(made: Made, ensemble: Ensemble | None, runs: Path) -> None:
     `cicero.nonsense=0`."""
     for arm in made.dialogue:
         folder = runs / f"intents-{arm}-s{made.seed}"
-        save_player(folder, {DIALOGUE: made.folders[arm], ACTION: made.folders[ACTION]}, made.seed, arm)
+        save_player(folder, {DIALOGUE: made.folders[arm], ACTION: made.folders[ACTION]}, made.seed, arm, told=FORM)
         shutil.rmtree(folder / NONSENSE, ignore_errors=True)  # another study's reads another action model
         if ensemble:
             ensemble.save(folder / NONSENSE)

@@ -21,13 +21,14 @@ from marl.storage.folder import git_commit
 Figures = dict[tuple[str, str], Interval]  # by arm and metric
 
 
-def save_player(player: Path, folders: Mapping[str, Path], seed: int, arm: str = "intent") -> None:
-    """Writes models as a folder to be played as `PLAYER+cicero`. `arm`: what its dialogue model is told."""
+def save_player(player: Path, folders: Mapping[str, Path], seed: int, arm: str = "intent", **more: str) -> None:
+    """Writes models as a folder to be played as `PLAYER+cicero`. `arm`: what its dialogue model is told. `more`: what
+    else stands in its card."""
     player.mkdir(parents=True, exist_ok=True)
     for part, source in folders.items():
         if not (player / part).exists() or folder_digest(player / part) != folder_digest(source):
             copy_folder(source, player / part)
-    write_json(player / PARTS, {"arm": arm, "seed": seed})
+    write_json(player / PARTS, {"arm": arm, "seed": seed, **more})
 
 
 def card(

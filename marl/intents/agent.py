@@ -31,7 +31,7 @@ from marl.intents.among_us import TableConfig
 from marl.intents.claims import ClaimReader
 from marl.intents.draws import Draw, shown
 from marl.intents.nonsense import Ensemble, features
-from marl.intents.streams import ARMS, TOLD, Intent, agreeing_end, intent_text, opening_of, said
+from marl.intents.streams import ARMS, FORM, TOLD, Intent, agreeing_end, intent_text, opening_of, said
 from marl.intents.talker import Talker
 from marl.model.policy import Policy
 from marl.model.tokens import StreamWriter, Tokens
@@ -44,7 +44,7 @@ from marl.types import Kind, Planned, Stream
 CICERO = "+cicero"  # of the names of these players
 PLAN = 3  # place of a seat's seed
 OPENER = "hi"  # said for silence, which the game does not allow, where a proposal is not allowed either
-PARTS = "intents.json"  # in a player's folder: the arm of its dialogue model
+PARTS = "intents.json"  # in a player's folder: the arm of its dialogue model, and the form of what that is told
 ACTION, DIALOGUE, NONSENSE = "action", "policy", "nonsense"  # folders in it
 
 
@@ -101,9 +101,15 @@ class Parts:
             raise UserError(
                 f"{folder}: no intents were trained here (no {PARTS}). Make them with experiments.studies.intents"
             )
-        arm = read_json(folder / PARTS).get("arm")
+        made = read_json(folder / PARTS)
+        arm = made.get("arm")
         if arm not in ARMS:
             raise UserError(f"{folder / PARTS}: arm={arm} must be one of {', '.join(ARMS)}. Make the folder again")
+        if arm in TOLD and made.get("told") != FORM:
+            raise UserError(
+                f"{folder}: its model was told intents in another form than players are now. Make it again with "
+                "experiments.studies.intents"
+            )
         there = (folder / NONSENSE / "nonsense.json").is_file()
         nonsense = Ensemble.load(folder / NONSENSE) if there else None
         dialogue = dialogue or load_policy(folder / DIALOGUE, device)

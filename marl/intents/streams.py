@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from envs.core import END
 from envs.dond.replies import MESSAGE, PROPOSE
-from envs.dond.rules import Triple
+from envs.dond.rules import ITEMS, Triple
 from envs.dond.texts import prompt_with
 from envs.human_dond import Step
 from marl.model.tokens import StreamWriter, Tokens
@@ -39,8 +39,12 @@ class Intent(NamedTuple):
 
 def intent_text(intent: Intent) -> str:
     """The line by which a model is told its intent."""
-    own, partner = (" ".join(map(str, each)) for each in intent)
+    own, partner = (" ".join(f"{n} {item}" for n, item in zip(each, ITEMS, strict=True)) for each in intent)
     return f"me {own} you {partner}\n"
+
+
+# Kept with models: those that were told numbers alone, as once, would misread names.
+FORM = intent_text(Intent((1, 2, 3), (3, 2, 1)))
 
 
 def check_arm(arm: str) -> None:

@@ -26,7 +26,7 @@ from marl.common.files import canonical, read_json, write_json
 from marl.intents.annotate import annotate, cut_after
 from marl.intents.borrowed import Lessons, in_lessons, learnable, library
 from marl.intents.claims import ClaimReader
-from marl.intents.streams import ARMS, TOLD, Intent, grounded, unasked
+from marl.intents.streams import ARMS, FORM, TOLD, Intent, grounded, unasked
 from marl.intents.truthful import OTHER, unfaithful
 from marl.model.optim import MuonAndAdamW
 from marl.model.policy import Policy, dropout, tiny_lm
@@ -162,6 +162,7 @@ def dialogue_model(
         "start": start_digest,
         "base": asdict(base),
         "data": corpus.data_files(data),
+        **({"told": FORM} if arm not in ("none", "state") else {}),
         **({"lessons": {**asdict(lessons), "even": True}} if taught else {}),  # earlier ones were not even over claims
     }
     return kept_policy(folder, {"kind": "dialogue", **about}, make, device, report)

@@ -35,6 +35,7 @@ from marl.intents.corruptions import KINDS
 from marl.intents.filters import ORDER
 from marl.intents.nonsense import Ensemble
 from marl.intents.standin import write_scripted
+from marl.intents.streams import FORM
 from marl.metrics.stats import rate
 from marl.metrics.wording import wording
 from marl.planning.planner import PlannerConfig
@@ -65,7 +66,7 @@ def player(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("runs") / "intents-both-s0"
     for name in (ACTION, DIALOGUE):
         save_policy(folder / name, negotiator(), {"game": "dond", "made_of": {"env": {"style": "compact"}}})
-    write_json(folder / PARTS, {"arm": "both"})
+    write_json(folder / PARTS, {"arm": "both", "told": FORM})
     return f"{folder}+cicero"
 
 
@@ -269,6 +270,9 @@ def test_a_folder_without_an_arm(player: str, tmp_path: Path) -> None:
         Parts.load(tmp_path, "cpu")
     write_json(tmp_path / PARTS, {"arm": "some"})
     with pytest.raises(UserError, match="arm=some must be one of none, state, intent, both"):
+        Parts.load(tmp_path, "cpu")
+    write_json(tmp_path / PARTS, {"arm": "both"})
+    with pytest.raises(UserError, match="told intents in another form than players are now"):
         Parts.load(tmp_path, "cpu")
 
 

@@ -32,6 +32,7 @@ from marl.agents.text import TextAgent
 from marl.common.errors import UserError
 from marl.common.files import write_json
 from marl.intents.agent import ACTION, DIALOGUE, PARTS
+from marl.intents.streams import FORM
 from marl.intents.talker import Talker
 from marl.report.transcripts import read_episodes
 from marl.storage.checkpoint import save_policy
@@ -470,7 +471,7 @@ def test_opponents_whose_filters_refuse_everything_are_named(
         for part in (ACTION, DIALOGUE):
             made_of = {"env": {"style": "compact", "max_entries": 4}}
             save_policy(tmp_path / f"both-s{number}" / part, negotiator(), {"game": "dond", "made_of": made_of})
-        write_json(tmp_path / f"both-s{number}" / PARTS, {"arm": "both"})
+        write_json(tmp_path / f"both-s{number}" / PARTS, {"arm": "both", "told": FORM})
     with serving(tmp_path, "models=1", "cicero.nonsense=0") as browser:
         person = browser()
         for number in (0, 1):

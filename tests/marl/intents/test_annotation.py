@@ -158,8 +158,10 @@ def test_arms_read_what_they_are_named_for(arm: str) -> None:
     text = tokens.decode(episode.streams["you"].tokens)
     assert ("books 1 0 hats 1 1 balls 3 3" in text) == (arm in ("state", "both"))
     assert ("books 1 0 hats 1 0 balls 3 0" in text) == (arm in ("none", "intent"))
-    assert text.count("me 0 0 3 you 1 1 0") == (arm in ("intent", "both"))
-    assert text.count("me 0 1 2 you 1 0 1") == (arm in ("intent", "both"))  # before the proposal, too
+    assert text.count("me 0 books 0 hats 3 balls you 1 books 1 hats 0 balls") == (arm in ("intent", "both"))
+    assert text.count("me 0 books 1 hats 2 balls you 1 books 0 hats 1 balls") == (
+        arm in ("intent", "both")
+    )  # before the proposal, too
     partner, _ = human_row(grounded(replay(swapped(talk), ENV), "state", INTENTS), tokens, 0)
     assert "me 0" not in tokens.decode(partner.streams["you"].tokens)
 

@@ -83,7 +83,7 @@ def test_in_a_lesson_the_message_and_its_claim_are_learned_and_nothing_later_is_
         learned = [token for token, own in zip(stream, batch.imitate[0], strict=True) if own]
         assert learned == [*said, *claimed]
         # the message's own intent, whatever was annotated, before the message and before the claim
-        assert text.count("me 0 0 3 you 1 1 0") == 2 + (
+        assert text.count("me 0 books 0 hats 3 balls you 1 books 1 hats 0 balls") == 2 + (
             "i want the book" in text
         )  # the first message has its annotated one
 
@@ -105,7 +105,7 @@ def test_a_lessons_items_are_renamed_with_its_intent() -> None:
     ways = in_lessons("both", {0: [*INTENTS, INTENTS[0]]}, library([view(WHOLE, "deal")]), 0, share=1.0, first=True)
     cut = ways["cut"](TALK)
     steps = ways["add"](cut, order, replay(permuted(cut, order), GAME()))
-    assert ("tell", "me 3 0 0 you 0 1 1\n") in steps
+    assert ("tell", "me 3 books 0 hats 0 balls you 0 books 1 hats 1 balls\n") in steps
     assert ("reply", "[message] i get the books , you get the rest [END]") in steps
     assert steps[-1] == ("reply", "[propose] (3 books, 0 hats, 0 balls) [END]")
 
@@ -134,7 +134,7 @@ def test_a_model_that_ignores_its_intent_learns_to_follow_it(tmp_path: Path) -> 
     base = BaseConfig(data="human", learning_rate=1e-2, epochs=60, rows=8)
     ways = in_lessons("both", intents, lent, 0, share=1.0, first=True)
     learn(policy, base, env, str(tmp_path), len(views), lambda done, total: None, **ways)
-    assert abs(before) < 1 and told_apart() > 3
+    assert abs(before) < 1.5 and told_apart() > 3
 
 
 def test_nothing_is_borrowed_from_what_is_tested_and_a_kept_model_names_its_lessons(

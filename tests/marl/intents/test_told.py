@@ -29,7 +29,7 @@ from marl.intents.agent import (
 )
 from marl.intents.draws import Draw
 from marl.intents.measure import followed
-from marl.intents.streams import Intent, intent_text
+from marl.intents.streams import FORM, Intent, intent_text
 from marl.learning.batch import collate, rows_of
 from marl.learning.config import UpdateConfig
 from marl.learning.forward import forward
@@ -75,7 +75,7 @@ def played() -> tuple[Episode, ...]:
 def folder_of(tmp_path: Path, arm: str = "both") -> Path:
     """A player's folder as the study writes it, without what a learner has no use for."""
     save_policy(tmp_path / ACTION, negotiator(), {"game": "dond"})
-    write_json(tmp_path / PARTS, {"arm": arm})
+    write_json(tmp_path / PARTS, {"arm": arm, "told": FORM})
     return tmp_path
 
 
@@ -116,7 +116,7 @@ def test_what_was_sampled_under_an_intent_is_what_is_scored() -> None:
 def test_resampled_messages_are_drawn_under_the_same_intents() -> None:
     """`repeat` plans again what was planned: else the stream would not be the one that is continued."""
     agent = told()
-    episodes = rollout(draw_games(7, 7, count=2), everyone(agent), SHORT, 3)
+    episodes = rollout(draw_games(9, 9, count=2), everyone(agent), SHORT, 3)
     again = resample(episodes, SHORT, {"told": agent}, {"told"}, 2)
     assert any(turn.instead for episode in again for turn in episode.turns)
     assert not agent._minds
