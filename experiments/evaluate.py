@@ -34,9 +34,9 @@ from experiments.setup.entrants import (
 )
 from experiments.setup.memory import with_room
 from experiments.setup.players import in_runs, is_run
+from experiments.setup.refusals import say_refusals
 from experiments.setup.spec import PlaySpec, play_spec
 from experiments.show import by_message_table, chat_figures, rows_of, show
-from experiments.studies.talkers import say_refusals
 from marl.agents.base import Agent
 from marl.agents.dubbed import Alias
 from marl.agents.model import ModelAgent

@@ -30,8 +30,8 @@ from experiments.setup.devices import pick_device
 from experiments.setup.entrants import as_in_runs, find_player
 from experiments.setup.memory import with_room
 from experiments.setup.players import check_plans, in_runs
+from experiments.setup.refusals import say_refusals
 from experiments.setup.spec import PlaySpec, behind_endpoint, play_spec
-from experiments.studies.talkers import say_refusals
 from marl.agents.base import Agent
 from marl.agents.chat import ChatAgent
 from marl.agents.model import ModelAgent

@@ -251,7 +251,7 @@ def model_player(
     `called`: in episodes.
     """
     if name.endswith(CICERO):
-        parts = Parts.load(Path(bare(name)), policy.device, policy)
+        parts = Parts.load(Path(bare(name)), policy.device, policy, game)
         own = room(limits, seats, temperature)
         if game == "among_us":
             return TableAgent(called, parts, cicero, style=style, **own)

@@ -24,11 +24,12 @@ from omegaconf import DictConfig
 
 from experiments.launch.command import command
 from experiments.launch.terminal import say
+from experiments.setup.refusals import say_refusals
 from experiments.setup.select import add_cards
 from experiments.setup.spec import PlaySpec, play_spec
 from experiments.studies.cells import Workspace, begin
 from experiments.studies.intents import REFUSED, draw_panels, kept, refused, table_row
-from experiments.studies.talkers import Figures, card, limits_of, publish, save_player, say_arms, say_refusals
+from experiments.studies.talkers import Figures, card, limits_of, publish, save_player, say_arms
 from marl.agents.base import Agent
 from marl.agents.model import model_agent, room
 from marl.common.errors import UserError, check_count, check_temperature

@@ -40,11 +40,11 @@ from experiments.setup.players import (
     style_of,
 )
 from experiments.setup.players import policy_folder as run_policy_folder
+from experiments.setup.refusals import say_refusals
 from experiments.setup.select import selected, write_cards
 from experiments.setup.stages import Stage, base_folder, end_of, stages_of
 from experiments.studies.cells import Workspace, begin, check_play, compute, with_room
 from experiments.studies.conditions_tables import published_points, read_played, tabulate, write_played
-from experiments.studies.talkers import say_refusals
 from marl.agents.chat import CHAT
 from marl.agents.dubbed import SILENCE, Alias, Dubbed
 from marl.agents.model import ModelAgent, PlayConfig, model_agent

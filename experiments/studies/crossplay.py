@@ -41,12 +41,12 @@ from experiments.setup.players import (
     policy_folder,
     style_of,
 )
+from experiments.setup.refusals import say_refusals
 from experiments.setup.select import add_cards, card_line
 from experiments.setup.spec import PlaySpec, behind_endpoint, play_spec
 from experiments.setup.stages import base_folder
 from experiments.studies.cells import Workspace, begin, check_play, compute
 from experiments.studies.lines import ENDS, check_complete, read_intervals
-from experiments.studies.talkers import say_refusals
 from marl.agents.base import Agent
 from marl.agents.chat import CHANGED, CHAT
 from marl.common.errors import UserError, check_temperature, check_writable

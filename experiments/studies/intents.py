@@ -28,10 +28,11 @@ from envs.human_dond import read_split
 from experiments.launch.command import command
 from experiments.launch.terminal import say
 from experiments.setup.players import text_agent
+from experiments.setup.refusals import say_refusals
 from experiments.setup.select import add_cards
 from experiments.setup.spec import PlaySpec, play_spec
 from experiments.studies.cells import Workspace, begin, check_play
-from experiments.studies.talkers import Figures, card, limits_of, publish, save_player, say_arms, say_refusals
+from experiments.studies.talkers import Figures, card, limits_of, publish, save_player, say_arms
 from marl.agents.base import Agent
 from marl.agents.model import PlayConfig, model_agent, room
 from marl.common.errors import UserError, check_count, check_temperature

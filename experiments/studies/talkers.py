@@ -1,4 +1,4 @@
-"""Parts that studies of talkers share: names of kept games, players, cards and tables of a seed, refusals."""
+"""Parts that studies of talkers share: names of kept games, players, cards and tables of a seed."""
 
 import math
 import shutil
@@ -7,12 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.launch.terminal import say
-from marl.agents.base import Agent
-from marl.agents.dubbed import Alias
 from marl.agents.model import PlayConfig
 from marl.common.files import digest, write_json
 from marl.intents.agent import PARTS
-from marl.intents.talker import Talker
 from marl.metrics.stats import Interval
 from marl.metrics.tables import TableRow, figures_by_arm, format_table
 from marl.storage.checkpoint import copy_folder, folder_digest
@@ -62,11 +59,3 @@ def say_arms(rows: Sequence[TableRow], out: Path) -> None:
     for arm, figures in figures_by_arm(rows).items():
         say(f"\n{arm}\n" + format_table({arm: figures}))
     say(f"\ntables and figure: {out}")
-
-
-def say_refusals(*players: Agent) -> None:
-    """Says once of each player whose filters left it without a message for most of its replies."""
-    own = [player.agent if isinstance(player, Alias) else player for player in players]
-    for line in dict.fromkeys(player.refusals() for player in own if isinstance(player, Talker)):
-        if line:
-            say(line)

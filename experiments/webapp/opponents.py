@@ -31,9 +31,9 @@ from experiments.setup.players import (
     run_policy,
     style_of,
 )
+from experiments.setup.refusals import say_refusals
 from experiments.setup.select import selected
 from experiments.setup.stages import Stage, stages_of
-from experiments.studies.talkers import say_refusals
 from experiments.webapp.study import Condition
 from marl.agents.base import Agent
 from marl.agents.chat import CHAT, ChatAgent, ChatConfig

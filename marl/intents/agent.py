@@ -94,7 +94,9 @@ class Parts:
     nonsense: Ensemble | None
 
     @classmethod
-    def load(cls, folder: Path, device: torch.device | str, dialogue: Policy | None = None) -> Parts:
+    def load(
+        cls, folder: Path, device: torch.device | str, dialogue: Policy | None = None, game: str = "dond"
+    ) -> Parts:
         """Reads what `experiments.studies.intents` wrote. UserError where something is missing. `dialogue`: the
         dialogue model, if it is there already."""
         if not (folder / PARTS).is_file():
@@ -105,7 +107,7 @@ class Parts:
         arm = made.get("arm")
         if arm not in ARMS:
             raise UserError(f"{folder / PARTS}: arm={arm} must be one of {', '.join(ARMS)}. Make the folder again")
-        if arm in TOLD and made.get("told") != FORM:
+        if game == "dond" and arm in TOLD and made.get("told") != FORM:
             raise UserError(
                 f"{folder}: its model was told intents in another form than players are now. Make it again with "
                 "experiments.studies.intents"

@@ -95,7 +95,7 @@ def mean_over_seeds(metric: str, seeds: Sequence[Interval]) -> Interval:
     found = (seed_mean(means) if len(means) > 1 else seeds[0]).within(*bounds(metric))
     same = len({*means}) == 1 < len(means) and not all(s.high - s.low <= ROUNDING for s in seeds)
     held = [seed.mean * seed.n for seed in seeds]  # games, if the figure is a share of them
-    if same and bounds(metric) == (0.0, 1.0) and all(abs(each - round(each)) < 0.01 for each in held):
+    if same and bounds(metric) == (0.0, 1.0) and all(abs(each - round(each)) < 0.004 for each in held):  # no p-value
         games = sum(seed.n for seed in seeds)  # agreement of a few seeds is not certainty, unless by rule
         return replace(wilson(round(sum(held)), games), mean=means[0])
     return found
