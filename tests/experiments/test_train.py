@@ -244,7 +244,7 @@ def test_every_setting_trains(overrides: list[str], bases: Path, tmp_path: Path)
     (trained,) = lines(run_folder(cfg) / "metrics.jsonl")[:1]
     assert trained["phase"] == "train" and trained["update/grad_norm"] > 0
     assert ("loss/kl" in trained) == ("~loss.kl" not in overrides)
-    assert ("loss/plan" in trained) == ("algo=pikl" in overrides)  # with loss=plan nobody plans here: weight 0
+    assert "loss/plan" in trained or "algo=pikl" not in overrides
     assert trained.get("filter/kept") == (1.0 if "algo=filtered_bc" in overrides else None)
     assert "loss/imitation" in trained or "algo=filtered_bc" not in overrides
     assert ("groups/flat" in trained) == ("algo.group=2" in overrides)
