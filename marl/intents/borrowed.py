@@ -44,7 +44,7 @@ class Lessons:
             raise UserError(f"lessons.learning_rate={self.learning_rate}: must be above 0")
 
 
-# By pool: messages that state a whole split, and others that name items, each under every claim that it fits.
+# Messages by pool: those that state a whole split, and others that name items, each under every claim that it fits.
 Library = Mapping[Triple, tuple[dict[Triple, list[str]], dict[Triple, list[str]]]]
 
 

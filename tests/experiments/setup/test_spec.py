@@ -201,6 +201,7 @@ algo.group=0 | algo.group=0: algo.advantage=gae compares plays of one start; mus
 algo.advantage=rae algo.scale=false | algo.scale=false: algo.advantage=rae does not divide
 algo.advantage=rae algo.credit.gae_lambda=1 | algo.credit.gae_lambda=1: algo.advantage=rae has no
 algo.credit.gamma=1.5 | algo.credit.gamma=1.5: must lie in \[0, 1\]
+algo.credit.gamma=nan | algo.credit.gamma=nan
 reward.speaking.baseline=silence | reward.speaking.baseline=silence: must be one of before, resampled
 reward.speaking.samples=0 | reward.speaking.samples=0: must be at least 1
 env=among_us reward.speaking.baseline=resampled cast.crewmate.partner=chat chat.model=x chat.url=http://a | an endpoint

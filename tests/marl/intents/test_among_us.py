@@ -290,7 +290,7 @@ def test_tables_are_learned_from_as_players_read_them() -> None:
 
 
 def test_tables_name_the_finder_whose_report_counted() -> None:
-    """Of several who report in one step one opens the discussion, and each crewmate reads whom."""
+    """Several may report in one step: one opens the discussion, and each crewmate reads who it is."""
     tokens, several = talker().tokens, 0
     for episode in games(scripted("among_us", "careful", tokens), 12, height=2, players=7, tasks=8, max_steps=200):
         for meeting in among_us_votes.meetings_of(episode):

@@ -99,25 +99,20 @@ def test_a_seat_notes_the_talk_and_orders_that_it_knows() -> None:
             assert {*each.orders} == {*np.flatnonzero(each.state[0, :N] >= 0)}
 
 
-def test_a_message_that_was_cut_is_noted_as_it_was_heard() -> None:
+@pytest.mark.parametrize(
+    ("reply", "cut", "heard"),
+    [
+        ("please support PAR to CON . [END]", 14, "please support"),
+        (" please  support\nPAR to CON . [END]", 19, "please  support PAR"),  # spaces stay
+    ],
+)
+def test_a_message_that_was_cut_is_noted_as_it_was_heard(reply: str, cut: int, heard: str) -> None:
     notes = Notes()
     notes.read("you FRANCE years 1 solo 4\nspring 1\nFRANCE PAR GERMANY BER\nto?\n")
     notes.to = "GERMANY"
-    notes.say("please support PAR to CON . [END]")
-    notes.read("cut 14\nGERMANY: ...\nGERMANY: no , sorry .\n")
-    assert notes.phases[-1].talk == [
-        Said("FRANCE", "GERMANY", "please support"),
-        Said("GERMANY", "FRANCE", "no , sorry ."),
-    ]
-
-
-def test_own_words_keep_their_spaces_as_readers_hear_them() -> None:
-    notes = Notes()
-    notes.read("you FRANCE years 1 solo 4\nspring 1\nFRANCE PAR GERMANY BER\nto?\n")
-    notes.to = "GERMANY"
-    notes.say(" please  support\nPAR to CON . [END]")
-    notes.read("cut 19\n")
-    assert notes.phases[-1].talk == [Said("FRANCE", "GERMANY", "please  support PAR")]
+    notes.say(reply)
+    notes.read(f"cut {cut}\nGERMANY: ...\nGERMANY: no , sorry .\n")
+    assert notes.phases[-1].talk == [Said("FRANCE", "GERMANY", heard), Said("GERMANY", "FRANCE", "no , sorry .")]
 
 
 def test_every_order_is_chosen_by_its_options() -> None:
