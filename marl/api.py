@@ -14,7 +14,7 @@ import importlib
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -47,7 +47,7 @@ class ModelPlayer:
     """
 
     name: str
-    policy: Policy
+    policy: Policy = field(repr=False)
     context: int
     max_new_tokens: int
     style: str | None = None
@@ -65,6 +65,9 @@ class Players(dict[str, ModelPlayer]):
     def __init__(self, players: Mapping[str, ModelPlayer], env: Mapping[str, Any], run: Path) -> None:
         super().__init__(players)
         self.env, self.run = dict(env), run
+
+    def __repr__(self) -> str:
+        return f"<players of {self.run}: {', '.join(self)}>"
 
 
 class PlayedEpisode(Episode):

@@ -127,6 +127,8 @@ class Checker:
                 OmegaConf.update(config, key, value, force_add=added)
             except ConfigKeyError as error:
                 raise UserError(self.unknown(str(error.full_key), config)) from error
+            if added:
+                names = named(config)  # what follows may set what this added
         return config
 
     def choose(self, files: Sequence[Override]) -> DictConfig:
@@ -179,6 +181,10 @@ class Checker:
                 if named(config).get(parent, "") is None:
                     return f"{parent} is null here. Set it as a whole: '{parent}={{{name}: {value}}}'."
                 return f"{key} is not a setting here; {' or '.join(having)} has it."
+        term = OmegaConf.select(config, f"{parent}._target_", throw_on_missing=False) if parent else None
+        if term and not str(term).startswith("marl.") and not nearest(name, OmegaConf.select(config, parent)):
+            added = f"+{key}={value}"
+            return f"{key} is not set by +{parent}. If {term} has it, add a plus sign: {told([added])}"
         hydras = key.startswith("hydra")
         near = nearest(key, [name for name in (*known, *named(config)) if name.startswith("hydra") == hydras])
         return f"{key} is not a setting; {near or '--cfg job lists them all'}."

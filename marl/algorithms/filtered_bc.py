@@ -42,11 +42,11 @@ def train_filtered_bc(training: Training, config: FilteredBCConfig) -> None:
     """Trains the one learner in place by imitation of its best games; a round with nothing to keep changes nothing."""
     (learner,) = training.learners
     agent = model_agent(learner.name, learner.policy, config, training.seats(learner), config.temperature)
-    rivals = competitive(training.make_env())
+    zero_sum = competitive(training.make_env())
     for iteration in training.iterations(config, {learner.name: agent}):
         episodes = add_rewards(iteration.rollout(), training.rewards)  # measured only: `select` reads the payments
         rows = rows_of(episodes, {learner.name})
-        flags = select(rows, config.keep, rivals)
+        flags = select(rows, config.keep, zero_sum)
         kept = [without_errors(row) for row, good in zip(rows, flags, strict=True) if good]
         iteration.add({"filter/kept": len(kept) / max(len(rows), 1)}, learner)
         if kept:

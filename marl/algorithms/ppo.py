@@ -82,7 +82,7 @@ class PPOConfig(TrainConfig):
 def train_ppo(training: Training, config: PPOConfig) -> None:
     """Trains the learners in place."""
     agents = {learner.name: player(learner, training, config) for learner in training.learners}
-    rivals = competitive(training.make_env())  # if so, a deal that pays neither player may be imitated
+    zero_sum = competitive(training.make_env())  # then a deal that pays neither player may be imitated
     for iteration in training.iterations(config, agents):
         episodes = iteration.rollout()  # also answers the belief questions
         episodes = add_rewards(episodes, training.rewards)  # fills turn.rewards by name
@@ -90,7 +90,7 @@ def train_ppo(training: Training, config: PPOConfig) -> None:
             rows = rows_of(episodes, {learner.name})
             if not rows:  # a rare partner may hold no seat in these games
                 continue
-            kept = select(rows, config.imitate, rivals)  # what an imitation loss may learn from
+            kept = select(rows, config.imitate, zero_sum)  # what an imitation loss may learn from
             votes = any_needs(training.losses, "votes")
             batch = collate(rows, training.rewards, imitate=kept, votes=votes)  # the only masks
             baselines = None  # the critic's values

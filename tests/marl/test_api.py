@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import marl
+from marl.api import ModelPlayer, Players
 from marl.common.errors import UserError
 from marl.types import Belief
 from tests.marl.episodes import deal_game
@@ -27,6 +28,14 @@ def test_players_of_a_run_play_games_that_can_be_looked_at(finished: Path, capsy
     assert [[t.text for t in e.turns] for e in again] == [[t.text for t in e.turns] for e in episodes]
     by_role = marl.play(players.env, {"negotiator": players["base"]}, 1)
     assert set(by_role[0].players.values()) == {"base"}
+
+
+def test_players_are_shown_in_a_line() -> None:
+    """A notebook prints what its cell ends with."""
+    player = ModelPlayer("base", marl.word_policy(["yes", "no"]), context=32, max_new_tokens=4, style="compact")
+    assert repr(player) == "ModelPlayer(name='base', context=32, max_new_tokens=4, style='compact')"
+    players = Players({"trained": player, "base": player}, {"game": "dond"}, Path("runs/mine"))
+    assert repr(players) == "<players of runs/mine: trained, base>"
 
 
 def test_scripted_players_need_no_run() -> None:

@@ -311,6 +311,21 @@ def test_a_setting_of_an_adapter_where_there_is_none_names_the_way() -> None:
     assert plan("train", "model=smollm2", "model.lora.rank=8").config.model.lora.rank == 8
 
 
+def test_a_setting_of_ones_own_term_that_it_was_not_given_needs_a_plus_sign() -> None:
+    term = "+reward.mine={_target_: mine.Mine, weight: 0.5}"
+    said = "reward.mine.size is not set by +reward.mine. If mine.Mine has it, add a plus sign: +reward.mine.size=2"
+    with pytest.raises(UserError, match=f"^{re.escape(said)}$"):
+        plan("train", term, "reward.mine.size=2")
+    with pytest.raises(UserError, match=r"^reward\.mine\.wieght is not a setting; the nearest is reward\.mine\.weight"):
+        plan("train", term, "reward.mine.wieght=2")
+    assert plan("train", term, "+reward.mine.size=2").config.reward.mine.size == 2
+
+
+def test_a_setting_that_ones_own_term_was_given_can_be_swept(cli: Cli) -> None:
+    result = cli("-m", "+reward.mine={_target_: mine.Mine, weight: 0.5}", "reward.mine.weight=0,2")
+    assert (result.err, [job.reward.mine.weight for job in result.jobs]) == ("", [0, 2])
+
+
 def test_choices_that_exclude_each_other_are_named() -> None:
     with pytest.raises(UserError, match=r"^loss=plan and algo=pikl don't go together: Multiple values for planner@"):
         plan("train", "loss=plan", "algo=pikl")

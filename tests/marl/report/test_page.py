@@ -427,8 +427,7 @@ def test_among_us_arms_have_their_published_names_and_order(among_us_runs: list[
     assert "RL+L+S - RL: +33.3 (+33.3 to +33.3)" in page.text and "RL+L+S - L: +50.0" in page.text
     runs = [read_run(folder) for folder in folders]
     assert what_was_seen(arms, runs) == [
-        "What was seen: RL+L+S votes for the imposter 0.0 points less often than RL, which chance can explain (95 % "
-        "interval +0.0 to +0.0, over 2 seeds).",
+        "What was seen: no difference between RL+L+S and RL in votes for the imposter (over 2 seeds).",
         "What was seen: RL+L+S wins 33.3 points more than RL, more than chance explains (95 % interval +33.3 to +33.3, "
         "over 2 seeds).",
     ]
