@@ -123,9 +123,8 @@ def main(cfg: DictConfig) -> None:
         write_episodes(Path(cfg.out) / "episodes.jsonl", episodes)
         write_json(Path(cfg.out) / "evaluation.json", evaluation_to_json(conditions, {label: entries}, **about))
         order = rows_of(conditions)
-        rows = [(arm, name, found[name]) for arm, found in conditions.items() for name in order if name in found]
-        table = [TableRow(arm, name, i.mean, i.low, i.high, 1, i.n) for arm, name, i in rows]
-        write_table(Path(cfg.out) / "table.csv", table)
+        rows = [TableRow.of(arm, m, found[m]) for arm, found in conditions.items() for m in order if m in found]
+        write_table(Path(cfg.out) / "table.csv", rows)
     show(conditions, {label: episode_to_json(episodes[0])})
     if entries:
         prior = any("prior_log_loss" in entry for entry in entries)

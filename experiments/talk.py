@@ -77,8 +77,7 @@ def main(cfg: DictConfig) -> None:
 
     # Report.
     game = spec.env["game"]
-    rows = [TableRow(arm, name, i.mean, i.low, i.high, 1, i.n) for arm, own in found.items() for name, i in own.items()]
-    write_table(out / "table.csv", rows)
+    write_table(out / "table.csv", [TableRow.of(arm, m, i) for arm, own in found.items() for m, i in own.items()])
     save_figure(talk_figure(found, game), out / "talk.svg")
     write_transcripts(out / "games.jsonl", [{**t, "arm": arm} for arm, own in transcripts.items() for t in own])
     games = {arm: render_text(max(own, key=strongest)) for arm, own in transcripts.items()}

@@ -23,12 +23,12 @@ from omegaconf import DictConfig
 
 from experiments.launch.command import command
 from experiments.launch.terminal import say
-from experiments.setup.bands import FOLDER, HEADER, METRICS, NEVER_NEGATIVE, Band, Expected, bands_of, label, read_bands
+from experiments.setup.bands import FOLDER, METRICS, NEVER_NEGATIVE, Band, Expected, bands_of, label, read_bands
 from experiments.setup.config import plain
 from experiments.setup.select import selected
 from marl.common.errors import UserError, check_writable
 from marl.common.files import FAULTS
-from marl.metrics.tables import curve_lines, write_csv
+from marl.metrics.tables import curve_lines, write_records
 from marl.report.page import read_run
 from marl.report.runs import variant_of
 
@@ -57,7 +57,7 @@ def main(cfg: DictConfig) -> None:
     check_writable(folder, "out")
     path, arms = folder / f"{cfg.name}.csv.gz", list(dict.fromkeys(band.arm for band in bands))
     kept = [band for band in read_bands(path) if band.arm not in arms] if path.exists() else []
-    write_csv(path, HEADER, [(b.arm, b.metric, b.iteration, b.low, b.high) for b in [*kept, *bands]])
+    write_records(path, Band, [*kept, *bands])
     seeds = sorted({len(of_seed) for of_seed in curves.values()})
     say(f"{path}: {', '.join(arms)}, from {' or '.join(map(str, seeds))} seeds each")
     if trials := leave_one_out(curves, margin):
