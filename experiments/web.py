@@ -20,7 +20,7 @@ from experiments.setup.config import make, plain
 from experiments.setup.devices import pick_device
 from experiments.webapp.study import read_study, study_folder
 from marl.agents.chat import ChatAgent, ChatConfig
-from marl.common.errors import UserError, check_count, check_temperature, check_writable
+from marl.common.errors import UserError, check_counts, check_temperature, check_writable
 from marl.intents.agent import CiceroConfig
 from marl.planning.planner import PlannerConfig
 from marl.rollout.games import is_installed
@@ -57,15 +57,7 @@ def main(cfg: DictConfig) -> None:
 
 def check(cfg: DictConfig) -> None:
     """Refuses settings that cannot work or are not safe."""
-    for name, least in (
-        ("games_at_once", 1),
-        ("games_each", 1),
-        ("models", 1),
-        ("idle_minutes", 1),
-        ("requests", 1),
-        ("new_people", 1),
-    ):
-        check_count(cfg[name], name, least)
+    check_counts(cfg, ("games_at_once", "games_each", "models", "idle_minutes", "requests", "new_people"))
     check_temperature(cfg.temperature, "temperature")
     if isinstance(cfg.port, bool) or not isinstance(cfg.port, int) or not 0 <= cfg.port <= 65535:
         raise UserError(f"port={cfg.port}: must be a whole number from 0 to 65535")

@@ -21,15 +21,15 @@ from experiments.webapp.engine import Engine
 from experiments.webapp.robot import Robot
 from experiments.webapp.study import Study, read_study
 from marl.agents.base import Player
-from marl.common.errors import UserError, check_count, check_writable
+from marl.common.errors import UserError, check_counts, check_writable
 from marl.rollout.games import scripts_module
 
 
 @command("web_simulate")
 def main(cfg: DictConfig) -> dict[str, float]:
     """Plays `plays` games. Returns the seconds that a reply took: median, p95 and, for one person, of it the page."""
-    for name, least in (("plays", 1), ("people", 1), ("seed", 0)):
-        check_count(cfg[name], name, least)
+    check_counts(cfg, ("plays", "people"))
+    check_counts(cfg, ["seed"], 0)
     if cfg.simulated is not True:
         raise UserError("simulated=false: programs are no people. Leave it out.")
     web.check(cfg)

@@ -29,7 +29,7 @@ from marl.agents.chat import CHAT, ChatAgent, ChatConfig, check_nothing_secret, 
 from marl.algorithms.filtered_bc import FilteredBCConfig
 from marl.algorithms.ppo import PPOConfig
 from marl.algorithms.rl_pikl import RLPiklConfig
-from marl.common.errors import UserError, check_length, check_text
+from marl.common.errors import UserError, check_choices, check_count, check_length, check_text
 from marl.common.files import digest
 from marl.common.secrets import hidden
 from marl.intents.agent import CiceroConfig
@@ -71,8 +71,7 @@ class Spec:
 
     def __post_init__(self) -> None:
         base, game = self.base, self.env["game"]
-        if self.critic not in CRITICS:
-            raise UserError(f"model.critic={self.critic}: must be one of {', '.join(CRITICS)}")
+        check_choices(self, "model", critic=CRITICS)
         check_text(self.human_data, "data.dond")
         if base.data == "none" and self.model.kind == "tiny":
             raise UserError("base=none: a model from scratch knows no word yet. Choose base=scripted, or model=hf.")
@@ -149,8 +148,7 @@ class RunSpec(Spec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise UserError(f"seed={self.seed}: must be a whole number, at least 0")
+        check_count(self.seed, "seed", 0)
         for name in ("shard", "deterministic"):
             if not isinstance(getattr(self, name), bool):
                 raise UserError(f"{name}={getattr(self, name)}: must be true or false")

@@ -48,7 +48,7 @@ from experiments.studies.conditions_tables import published_points, read_played,
 from marl.agents.chat import CHAT
 from marl.agents.dubbed import SILENCE, Alias, Dubbed
 from marl.agents.model import ModelAgent, PlayConfig, model_agent
-from marl.common.errors import UserError, check_count, check_temperature, check_writable
+from marl.common.errors import UserError, check_count, check_range, check_temperature, check_writable
 from marl.common.files import digest, reading
 from marl.decoding.memory import Slots
 from marl.intents.agent import CICERO, CiceroConfig
@@ -103,8 +103,7 @@ class Condition:
                 raise UserError(f"cast.{role}={changes}: must be a group of settings, as in {{player: {changes}}}")
         if self.temperature is not None:
             check_temperature(self.temperature, "temperature")
-        if self.iteration is not None and self.iteration < 0:
-            raise UserError(f"iteration={self.iteration}: must be at least 0")
+        check_range(self, "", "[0, inf)", "iteration")
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from experiments.studies.intents import draw_panels, kept, refused, table_row
 from experiments.studies.talkers import Figures, card, limits_of, publish, save_player, say_arms
 from marl.agents.base import Agent
 from marl.agents.model import model_agent, room
-from marl.common.errors import UserError, check_count, check_temperature
+from marl.common.errors import UserError, check_count, check_counts, check_temperature
 from marl.common.files import digest, read_json, write_json
 from marl.decoding.engine import Engine
 from marl.intents.agent import ACTION, DIALOGUE, Parts
@@ -133,8 +133,7 @@ def check(cfg: DictConfig) -> None:
         )
     for seed in cfg.seeds:
         check_count(seed, "seeds", 0)
-    for name in ("years", "scripted_games", "views", "tested_games", "control"):
-        check_count(cfg[name], name)
+    check_counts(cfg, ("years", "scripted_games", "views", "tested_games", "control"))
 
 
 # --- Models -----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch
 
 from envs.core import TurnKind
 from marl.agents.base import Agent, Key, Reply, Request, beliefs_of
-from marl.common.errors import UserError, check_temperature
+from marl.common.errors import UserError, check_range, check_temperature
 from marl.decoding.cache import READ_BUDGET
 from marl.decoding.engine import Engine
 from marl.decoding.packing import groups_within
@@ -322,9 +322,8 @@ class PlayConfig:
     play_bf16: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("iterations", "games", "concurrency", "max_new_tokens", "context", "decode_steps"):
-            if getattr(self, name) < 1:
-                raise UserError(f"algo.{name}={getattr(self, name)}: must be at least 1")
+        counts = ("iterations", "games", "concurrency", "max_new_tokens", "context", "decode_steps")
+        check_range(self, "algo", "[1, inf)", *counts)
         check_temperature(self.temperature, "algo.temperature")
         if self.temperature == 0:
             raise UserError(f"algo.temperature={self.temperature}: must be above 0 to learn from what was sampled")

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers.utils import cached_file
 
 from marl.common.distributed import ONE, Ranks
-from marl.common.errors import UserError
+from marl.common.errors import UserError, check_range
 from marl.common.files import FAULTS, file_digest, fits, read_json, sync_folder, writing
 from marl.model.branches import read_questions
 from marl.model.lora import (
@@ -549,6 +549,4 @@ class CheckpointConfig:
     keep: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("every", "keep"):
-            if getattr(self, name) < 1:
-                raise UserError(f"checkpoint.{name}={getattr(self, name)}: must be at least 1")
+        check_range(self, "checkpoint", "[1, inf)", "every", "keep")
