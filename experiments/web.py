@@ -32,10 +32,7 @@ IN_TERMINAL = ("www-browser", "links", "elinks", "lynx", "w3m")  # browsers
 @command("web")
 def main(cfg: DictConfig) -> None:
     """Serves the pages until it is stopped."""
-    try:
-        import uvicorn
-    except ImportError as error:
-        raise UserError("The web page needs uvicorn and starlette. Install them: pip install -e '.[web]'") from error
+    uvicorn = web_server()
     check(cfg)
     check_writable(folder_of(cfg), "out")
     listening = listen(cfg.host, cfg.port)
@@ -53,6 +50,16 @@ def main(cfg: DictConfig) -> None:
             shut()
     finally:
         listening.close()
+
+
+def web_server() -> Any:
+    """Returns the module uvicorn. UserError where what the page needs is not installed."""
+    try:
+        import starlette  # noqa: F401
+        import uvicorn
+    except ImportError as error:
+        raise UserError("The web page needs uvicorn and starlette. Install them: pip install -e '.[web]'") from error
+    return uvicorn
 
 
 def check(cfg: DictConfig) -> None:
@@ -126,12 +133,9 @@ def show(address: str) -> None:
 
 def site(cfg: DictConfig) -> tuple[Any, Any, Any]:
     """Returns the application, what shuts it, and the engine that plays the games."""
-    try:
-        from experiments.webapp.pages import Site
-    except ImportError as error:
-        raise UserError("The web page needs starlette. Install it: pip install -e '.[web]'") from error
     from experiments.webapp.engine import Engine, Limits
     from experiments.webapp.opponents import Opponents
+    from experiments.webapp.pages import Site
     from experiments.webapp.roster import Roster, check_study
     from experiments.webapp.session import Rate, Sessions
     from experiments.webapp.store import Store

@@ -107,10 +107,7 @@ def play_all(robot: Robot, count: int) -> None:
 @contextmanager
 def serving(cfg: DictConfig) -> Iterator[tuple[str, Engine]]:
     """Serves the study in a thread of this process. Returns its address, and the engine that plays its games."""
-    try:
-        import uvicorn
-    except ImportError as error:
-        raise UserError("The web page needs uvicorn and starlette. Install them: pip install -e '.[web]'") from error
+    uvicorn = web.web_server()
     listening = web.listen("127.0.0.1", cfg.port)
     app, shut, engine = web.site(cfg)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
