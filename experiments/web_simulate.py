@@ -21,7 +21,7 @@ from experiments.webapp.engine import Engine
 from experiments.webapp.robot import Robot
 from experiments.webapp.study import Study, read_study
 from marl.agents.base import Player
-from marl.common.errors import UserError, check_counts, check_writable
+from marl.common.errors import UserError, check_counts, check_writable, prefixed
 from marl.rollout.games import scripts_module
 
 
@@ -84,10 +84,8 @@ def join(address: str, study: Study, cfg: DictConfig, number: int) -> Robot:
         made: Player = module.make_player(cfg.player, seed, role)
         return made
 
-    try:
+    with prefixed(f"player={cfg.player}: ", ValueError):
         player(0, "")
-    except ValueError as error:
-        raise UserError(f"player={cfg.player}: {error}") from error
     token = "" if cfg.token is None else str(cfg.token)
     robot = Robot(address, player, int(cfg.seed) * 1000 + number, token)
     robot.join(len(study.consent), study.screening.right if study.screening else None)

@@ -15,7 +15,7 @@ import numpy as np
 
 import conf
 from experiments.setup.config import make
-from marl.common.errors import UserError, check_choices, check_counts, check_range, nearest
+from marl.common.errors import UserError, check_choices, check_counts, check_range, nearest, prefixed
 from marl.common.files import digest, read_yaml
 
 FOLDER = Path(str(conf.__file__)).parent / "study_page"
@@ -176,10 +176,8 @@ def read_study(given: str) -> Study:
         near = nearest(given, known)
         raise UserError(f"study={given}: there is no such file{f'; {near}' if near else ''}. Name a YAML file.")
     data = read_yaml(path)
-    try:
+    with prefixed(f"{path}: "):
         return make(Study, data, "study")
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
 
 
 def study_folder(runs: str | Path, name: str, simulated: bool) -> Path:

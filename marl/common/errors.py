@@ -62,6 +62,15 @@ def naming(setting: str, term: object) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def prefixed(prefix: str, *others: type[Exception]) -> Iterator[None]:
+    """Puts a prefix, such as a setting's name, before a UserError within the block; `others` become one."""
+    try:
+        yield
+    except (UserError, *others) as error:
+        raise UserError(f"{prefix}{error}") from error
+
+
 def check_writable(folder: str | Path, setting: str) -> None:
     """Makes the folder. UserError if nothing can be written into it."""
     folder = Path(folder)

@@ -31,7 +31,7 @@ from envs.dond import rules as dond_rules
 from envs.dond import texts as dond_texts
 from marl.agents.base import Key, Reply, Request
 from marl.agents.model import ModelAgent, ModelSeat, PlayConfig, room
-from marl.common.errors import UserError, check_choices, check_range
+from marl.common.errors import UserError, check_choices, check_range, prefixed
 from marl.decoding.engine import Engine
 from marl.model.policy import Policy
 from marl.model.tokens import StreamWriter, Tokens
@@ -72,10 +72,8 @@ class PlannerConfig:
     def __post_init__(self) -> None:
         check_choices(self, "planner", **CHOICES)
         check_range(self, "planner", "[0, inf)", "mistake")
-        try:
+        with prefixed("planner."):
             self.settings.type_probs(1)
-        except UserError as error:
-            raise UserError(f"planner.{error}") from error
 
     @property
     def settings(self) -> pikl.Settings:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from envs.diplomacy.pure import SEASON, N, Pure
-from marl.common.errors import UserError, check_counts, check_range
+from marl.common.errors import check_counts, check_range, prefixed
 from marl.planning import pikl
 from marl.planning.pikl import Bools, Floats, Ints
 
@@ -45,10 +45,8 @@ class PressConfig:
         check_range(self, "cicero.press", "[0, inf)", "strength")
         check_range(self, "cicero.press", "(0, 1)", "floor")
         check_range(self, "cicero.press", "[0, 1]", "plausible")
-        try:
+        with prefixed("cicero.press."):
             self.settings  # noqa: B018  checks lambdas and iterations
-        except UserError as error:
-            raise UserError(f"cicero.press.{error}") from error
 
     @property
     def settings(self) -> pikl.Settings:

@@ -243,7 +243,7 @@ base.warmup=-1 | base.warmup=-1.*: must be at least 0
 algo.update.weight_decay=-0.5 | algo.update.weight_decay=-0.5: must be at least 0
 model.vocab_size=7 | model.vocab_size=7: must be at least 400
 model.kind=small | model.kind=small: must be one of tiny, hf
-model.layers=0 | model.layers=0: must be at least 1
+model.layers=0 | model.layers=0: must be from 1 to
 model.layers=10000000 | model.layers=10000000: must be at most 1,000,000
 model.hidden_size=1000000000000000000 | model.hidden_size=1000000000000000000: must be at most 1,000,000
 model.kv_heads=3 | model.kv_heads=3: must divide model.heads=4
