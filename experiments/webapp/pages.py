@@ -345,7 +345,7 @@ class Site:
         asked = {name: request.query_params.get(name, "")[:200] for name in ("run", "arm", "ending", "words")}
         at = FIRST.fullmatch(request.query_params.get("first", ""))
         start = (int(at[1]), int(at[2])) if at else (0, 0)
-        names = watch.runs_with_games(self.runs)
+        names = sorted({file.run for file in watch.files_of(self.runs)})
         found, after = watch.games_of(self.runs, SHOWN, start, **asked)
         return self.html(
             "watch.html",
@@ -354,7 +354,7 @@ class Site:
             after=after,
             asked=asked,
             runs=names,
-            arms=watch.arms_of(self.runs, names),
+            arms=sorted({watch.arm_of(self.runs / name) for name in names} - {""}),
             endings=list(dict.fromkeys((*watch.ENDINGS, *(game.ending for game in found)))),
         )
 

@@ -17,7 +17,7 @@ from marl.intents.agent import intent_in
 from marl.intents.annotate import certain_split, named_items
 from marl.intents.corruptions import KINDS, Bigrams, Place
 from marl.intents.draws import messages_behind, words_of
-from marl.intents.nonsense import Said, features
+from marl.intents.nonsense import features
 from marl.intents.streams import Intent, grounded, said
 from marl.intents.training import in_arm
 from marl.learning.batch import Row
@@ -193,12 +193,7 @@ def spoiled(
     return found
 
 
-def as_said(messages: Sequence[tuple[Spoken, str]], tokens: Tokens) -> list[Said]:
-    """Each message in its dialogue, as `nonsense.features` reads it."""
-    ids = [tokens.encode(said(text)) for _, text in messages]
-    return [([*each.stream, *own], len(own)) for (each, _), own in zip(messages, ids, strict=True)]
-
-
 def read_messages(policy: Policy, messages: Sequence[tuple[Spoken, str]]) -> Any:
-    """Features (N, F) of these messages."""
-    return features(policy, as_said(messages, policy.tokens))
+    """Features (N, F) of these messages, each in its dialogue."""
+    ids = [policy.tokens.encode(said(text)) for _, text in messages]
+    return features(policy, [([*each.stream, *own], len(own)) for (each, _), own in zip(messages, ids, strict=True)])

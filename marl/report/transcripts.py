@@ -16,7 +16,7 @@ from marl.types import Belief, Episode, Planned, Turn
 
 NAME = 1000  # letters of a player's name or role at most
 WORK = 10**7  # turns times beliefs of a transcript at most: the time to find the effect of each message
-AS_IT_IS = ("agent", "role", "step", "text", "message", "error")  # of a turn
+PLAIN = ("agent", "role", "step", "kind", "text", "message", "error")  # of a turn, in the order of the file
 NUMBER = (int, float)
 FORM = {
     "seed": int,
@@ -88,8 +88,7 @@ def episode_from_json(transcript: Transcript) -> Episode:
     ]
     turns = [
         Turn(
-            **{name: turn[name] for name in AS_IT_IS},
-            kind=TurnKind[turn["kind"]],
+            **{**{name: turn[name] for name in PLAIN}, "kind": TurnKind[turn["kind"]]},
             cut=turn.get("cut", False),
             thoughts=turn.get("thoughts", ""),
             otherwise=tuple(turn.get("otherwise", ())),
@@ -117,7 +116,7 @@ def episode_from_json(transcript: Transcript) -> Episode:
 def _turn(turn: Turn) -> dict[str, Any]:
     return {
         **({"planned": _planned(turn.planned)} if turn.planned else {}),
-        **{name: getattr(turn, name) for name in AS_IT_IS},
+        **{name: getattr(turn, name) for name in PLAIN},
         "kind": turn.kind.name,
         **({"cut": True} if turn.cut else {}),
         **({"thoughts": turn.thoughts} if turn.thoughts else {}),
