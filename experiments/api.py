@@ -9,7 +9,7 @@ from omegaconf import open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.launch.overrides import Checker, one_line
-from experiments.setup.arms import check_arm
+from experiments.setup.checks import check_arm
 from experiments.train import main
 from marl.common.errors import UserError
 

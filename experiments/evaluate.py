@@ -40,7 +40,7 @@ from experiments.show import by_message_table, chat_figures, rows_of, show
 from marl.agents.base import Agent
 from marl.agents.dubbed import Alias
 from marl.agents.model import ModelAgent
-from marl.common.errors import UserError, check_count, check_temperature, check_writable
+from marl.common.errors import UserError, check_count, check_counts, check_temperature, check_writable
 from marl.common.files import write_json
 from marl.metrics.beliefs import belief_by_message
 from marl.metrics.evaluation import evaluation_to_json, metrics
@@ -123,9 +123,8 @@ def main(cfg: DictConfig) -> None:
         write_episodes(Path(cfg.out) / "episodes.jsonl", episodes)
         write_json(Path(cfg.out) / "evaluation.json", evaluation_to_json(conditions, {label: entries}, **about))
         order = rows_of(conditions)
-        rows = [(arm, name, found[name]) for arm, found in conditions.items() for name in order if name in found]
-        table = [TableRow(arm, name, i.mean, i.low, i.high, 1, i.n) for arm, name, i in rows]
-        write_table(Path(cfg.out) / "table.csv", table)
+        rows = [TableRow.of(arm, m, found[m]) for arm, found in conditions.items() for m in order if m in found]
+        write_table(Path(cfg.out) / "table.csv", rows)
     show(conditions, {label: episode_to_json(episodes[0])})
     if entries:
         prior = any("prior_log_loss" in entry for entry in entries)
@@ -142,10 +141,9 @@ def check(cfg: DictConfig, names: Sequence[str]) -> None:
         raise UserError(f"players={names}: name one player (it plays itself) or two")
     if len(cfg.voices) > len(names):
         raise UserError(f"voices={list(cfg.voices)}: at most one for each of players={names}")
-    for name in ("games", "concurrency"):
-        check_count(cfg[name], name)
+    check_counts(cfg, ("games", "concurrency"))
+    check_counts(cfg, ["seed"], 0)
     check_temperature(cfg.temperature, "temperature")
-    check_count(cfg.seed, "seed", 0)
     if cfg.sampling is not None:
         check_count(cfg.sampling, "sampling", 0)
 

@@ -7,6 +7,7 @@ carried there. Checks are repeated on every other card or commit. What was not r
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -69,7 +70,8 @@ def main(cfg: DictConfig) -> None:
         first = next(iter(benches), "")
         for name, point in benches.items():
             if stages[name]["state"] != OK and left(given["learning_minutes"]) > 0:
-                wanted_of = speed_of(given, point, out / "speed" / slug(name), baselines=name == first)
+                folder = out / "speed" / re.sub(r"\W", "_", str(point))
+                wanted_of = speed_of(given, point, folder, baselines=name == first)
                 note(out, stages, name, timed(wanted_of, left(given["learning_minutes"])))
         if stages[LEARNING]["state"] != OK and left() > 0:
             overrides = [*map(str, given["learning"]), f"device={given['device']}"]
@@ -150,10 +152,6 @@ def timed(module_and_overrides: Sequence[str], seconds: float) -> dict[str, Any]
     speeds = [f"{line.split(',')[0]}: {line.split(': ', 1)[1]}" for line in lines if ", repeat 1: " in line]
     said = "; ".join(speeds) or (lines[-1].strip() if lines else "")
     return {"state": state, "said": said, "seconds": time.monotonic() - began, "printed": lines[-60:]}
-
-
-def slug(name: str) -> str:
-    return "".join(c if c.isalnum() else "_" for c in name.removeprefix("speed: "))
 
 
 if __name__ == "__main__":

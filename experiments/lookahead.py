@@ -109,7 +109,7 @@ def main(cfg: DictConfig) -> None:
     )
     say(format_table(figures_by_arm(rows), list(dict.fromkeys(row.metric for row in rows))))
     if points:
-        say("\n" + plane.publish(points, out))
+        say("\n" + plane.tabulate(points, out))
     say(f"\ntables and figure: {out}")
 
 

@@ -36,7 +36,7 @@ from marl.agents.base import Agent
 from marl.agents.chat import ChatAgent
 from marl.agents.model import ModelAgent
 from marl.agents.text import TextAgent
-from marl.common.errors import check_count, check_writable
+from marl.common.errors import check_counts, check_writable
 from marl.common.files import write_text
 from marl.intents.agent import CICERO
 from marl.planning.planner import SUFFIX
@@ -112,8 +112,8 @@ def main(cfg: DictConfig) -> None:
     number = 1 + max((int(found[1]) for path in earlier if (found := re.search(r"-(\d+)$", path.stem))), default=0)
     if cfg.seed is None:
         cfg.seed = number
-    for name, least in (("games", 1), ("concurrency", 1), ("seed", 0)):
-        check_count(cfg[name], name, least)
+    check_counts(cfg, ("games", "concurrency"))
+    check_counts(cfg, ["seed"], 0)
     parts = play_spec(cfg, [cfg.opponent])
     check_plans(cfg.opponent, parts.env)
     check_writable(out, "out")

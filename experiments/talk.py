@@ -24,7 +24,7 @@ from experiments.setup.players import in_runs, is_run, run_of
 from experiments.setup.spec import PlaySpec, play_spec
 from marl.agents.base import Agent
 from marl.agents.dubbed import Alias
-from marl.common.errors import UserError, check_count, check_temperature, check_writable
+from marl.common.errors import UserError, check_counts, check_temperature, check_writable
 from marl.common.files import write_text
 from marl.metrics.messages import message_metrics
 from marl.metrics.stats import Metrics
@@ -77,8 +77,7 @@ def main(cfg: DictConfig) -> None:
 
     # Report.
     game = spec.env["game"]
-    rows = [TableRow(arm, name, i.mean, i.low, i.high, 1, i.n) for arm, own in found.items() for name, i in own.items()]
-    write_table(out / "table.csv", rows)
+    write_table(out / "table.csv", [TableRow.of(arm, m, i) for arm, own in found.items() for m, i in own.items()])
     save_figure(talk_figure(found, game), out / "talk.svg")
     write_transcripts(out / "games.jsonl", [{**t, "arm": arm} for arm, own in transcripts.items() for t in own])
     games = {arm: render_text(max(own, key=strongest)) for arm, own in transcripts.items()}
@@ -123,12 +122,11 @@ def check(cfg: DictConfig, names: Sequence[str]) -> None:
     """Refuses bad settings of this command."""
     if not names or not all(is_run(name) for name in names):
         raise UserError(f"players={list(names)}: name finished runs, whose models' likelihoods are needed")
-    for name in ("games", "draws", "concurrency"):
-        check_count(cfg[name], name)
+    check_counts(cfg, ("games", "draws", "concurrency"))
+    check_counts(cfg, ["seed"], 0)
     check_temperature(cfg.temperature, "temperature")
     if cfg.temperature == 0:
         raise UserError("temperature=0 leaves no likelihood of a message. Choose a temperature above 0.")
-    check_count(cfg.seed, "seed", 0)
 
 
 if __name__ == "__main__":

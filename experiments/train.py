@@ -20,8 +20,8 @@ from experiments.launch.command import command
 from experiments.launch.terminal import Bar, quiet, say
 from experiments.learning import learn
 from experiments.report import report_sweep
-from experiments.setup.arms import check_arm
 from experiments.setup.bands import expected_of
+from experiments.setup.checks import check_arm
 from experiments.setup.devices import set_deterministic, set_threads
 from experiments.setup.memory import memory_of_run
 from experiments.setup.record import Record

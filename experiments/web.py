@@ -20,7 +20,7 @@ from experiments.setup.config import make, plain
 from experiments.setup.devices import pick_device
 from experiments.webapp.study import read_study, study_folder
 from marl.agents.chat import ChatAgent, ChatConfig
-from marl.common.errors import UserError, check_count, check_temperature, check_writable
+from marl.common.errors import UserError, check_counts, check_temperature, check_writable
 from marl.intents.agent import CiceroConfig
 from marl.planning.planner import PlannerConfig
 from marl.rollout.games import is_installed
@@ -32,10 +32,7 @@ IN_TERMINAL = ("www-browser", "links", "elinks", "lynx", "w3m")  # browsers
 @command("web")
 def main(cfg: DictConfig) -> None:
     """Serves the pages until it is stopped."""
-    try:
-        import uvicorn
-    except ImportError as error:
-        raise UserError("The web page needs uvicorn and starlette. Install them: pip install -e '.[web]'") from error
+    uvicorn = web_server()
     check(cfg)
     check_writable(folder_of(cfg), "out")
     listening = listen(cfg.host, cfg.port)
@@ -55,17 +52,19 @@ def main(cfg: DictConfig) -> None:
         listening.close()
 
 
+def web_server() -> Any:
+    """Returns the module uvicorn. UserError where what the page needs is not installed."""
+    try:
+        import starlette  # noqa: F401
+        import uvicorn
+    except ImportError as error:
+        raise UserError("The web page needs uvicorn and starlette. Install them: pip install -e '.[web]'") from error
+    return uvicorn
+
+
 def check(cfg: DictConfig) -> None:
     """Refuses settings that cannot work or are not safe."""
-    for name, least in (
-        ("games_at_once", 1),
-        ("games_each", 1),
-        ("models", 1),
-        ("idle_minutes", 1),
-        ("requests", 1),
-        ("new_people", 1),
-    ):
-        check_count(cfg[name], name, least)
+    check_counts(cfg, ("games_at_once", "games_each", "models", "idle_minutes", "requests", "new_people"))
     check_temperature(cfg.temperature, "temperature")
     if isinstance(cfg.port, bool) or not isinstance(cfg.port, int) or not 0 <= cfg.port <= 65535:
         raise UserError(f"port={cfg.port}: must be a whole number from 0 to 65535")
@@ -134,12 +133,9 @@ def show(address: str) -> None:
 
 def site(cfg: DictConfig) -> tuple[Any, Any, Any]:
     """Returns the application, what shuts it, and the engine that plays the games."""
-    try:
-        from experiments.webapp.pages import Site
-    except ImportError as error:
-        raise UserError("The web page needs starlette. Install it: pip install -e '.[web]'") from error
     from experiments.webapp.engine import Engine, Limits
     from experiments.webapp.opponents import Opponents
+    from experiments.webapp.pages import Site
     from experiments.webapp.roster import Roster, check_study
     from experiments.webapp.session import Rate, Sessions
     from experiments.webapp.store import Store

@@ -16,7 +16,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -30,8 +30,8 @@ from experiments.webapp.store import Store, check_version
 from experiments.webapp.study import Study, from_json, read_study, study_folder
 from marl.common.errors import UserError, check_count, check_writable
 from marl.common.files import write_json
-from marl.metrics.stats import DRAWS, LEVEL, Interval, mean_metrics
-from marl.metrics.tables import format_table, write_csv
+from marl.metrics.stats import DRAWS, Interval, mean_metrics, percentiles
+from marl.metrics.tables import format_table, write_csv, write_records
 from marl.report.transcripts import read_episodes, write_transcripts
 from marl.storage.folder import git_commit
 
@@ -108,14 +108,12 @@ def main(cfg: DictConfig) -> Path:
                 {**found, "about": {**found.get("about", {}), **about, "simulated": bool(cfg.simulated)}}
             )
     write_transcripts(out / f"{prefix}games.jsonl", transcripts)
-    write_csv(out / f"{prefix}games.csv", list(GameRow.__annotations__), [list(asdict(row).values()) for row in games])
-    write_csv(
-        out / f"{prefix}people.csv", list(PersonRow.__annotations__), [list(asdict(row).values()) for row in people]
-    )
+    write_records(out / f"{prefix}games.csv", GameRow, games)
+    write_records(out / f"{prefix}people.csv", PersonRow, people)
     order = [(name, condition) for name, part in study.parts.items() for condition in part.conditions]
     table, counts = tabulated(games, cfg.seed, order)
     lines = [
-        [arm, metric, *(f"{x:.6g}" for x in (value.mean, value.low, value.high)), *counts[arm]]
+        (arm, metric, value.mean, value.low, value.high, *counts[arm])
         for arm, row in table.items()
         for metric, value in row.items()
     ]
@@ -277,16 +275,14 @@ def difference(a: Sequence[tuple[int, float]], b: Sequence[tuple[int, float]], r
         for person, value in pairs:
             sums[side, place[person]] += value
             counts[side, place[person]] += 1
-    mean = sums.sum(1) / counts.sum(1)
-    found = Interval(float(mean[0] - mean[1]), np.nan, np.nan, len(people))
+    mean = float(np.subtract(*(sums.sum(1) / counts.sum(1))))
     if len(people) < 2:
-        return found
+        return Interval(mean, np.nan, np.nan, len(people))
     times = rng.multinomial(len(people), np.full(len(people), 1 / len(people)), size=DRAWS)  # (draws, people)
     top, bottom = times @ sums.T, times @ counts.T  # (draws, 2)
     whole = (bottom > 0).all(1)  # a draw without anybody of one condition has no difference
     means = top[whole] / bottom[whole]
-    low, high = np.quantile(means[:, 0] - means[:, 1], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return replace(found, low=float(low), high=float(high))
+    return percentiles(mean, means[:, 0] - means[:, 1], len(people))
 
 
 if __name__ == "__main__":

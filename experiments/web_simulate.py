@@ -21,15 +21,15 @@ from experiments.webapp.engine import Engine
 from experiments.webapp.robot import Robot
 from experiments.webapp.study import Study, read_study
 from marl.agents.base import Player
-from marl.common.errors import UserError, check_count, check_writable
+from marl.common.errors import UserError, check_counts, check_writable, prefixed
 from marl.rollout.games import scripts_module
 
 
 @command("web_simulate")
 def main(cfg: DictConfig) -> dict[str, float]:
     """Plays `plays` games. Returns the seconds that a reply took: median, p95 and, for one person, of it the page."""
-    for name, least in (("plays", 1), ("people", 1), ("seed", 0)):
-        check_count(cfg[name], name, least)
+    check_counts(cfg, ("plays", "people"))
+    check_counts(cfg, ["seed"], 0)
     if cfg.simulated is not True:
         raise UserError("simulated=false: programs are no people. Leave it out.")
     web.check(cfg)
@@ -84,10 +84,8 @@ def join(address: str, study: Study, cfg: DictConfig, number: int) -> Robot:
         made: Player = module.make_player(cfg.player, seed, role)
         return made
 
-    try:
+    with prefixed(f"player={cfg.player}: ", ValueError):
         player(0, "")
-    except ValueError as error:
-        raise UserError(f"player={cfg.player}: {error}") from error
     token = "" if cfg.token is None else str(cfg.token)
     robot = Robot(address, player, int(cfg.seed) * 1000 + number, token)
     robot.join(len(study.consent), study.screening.right if study.screening else None)
@@ -107,10 +105,7 @@ def play_all(robot: Robot, count: int) -> None:
 @contextmanager
 def serving(cfg: DictConfig) -> Iterator[tuple[str, Engine]]:
     """Serves the study in a thread of this process. Returns its address, and the engine that plays its games."""
-    try:
-        import uvicorn
-    except ImportError as error:
-        raise UserError("The web page needs uvicorn and starlette. Install them: pip install -e '.[web]'") from error
+    uvicorn = web.web_server()
     listening = web.listen("127.0.0.1", cfg.port)
     app, shut, engine = web.site(cfg)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))

@@ -1,8 +1,8 @@
 """Settings of the benchmark."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from marl.common.errors import UserError
+from marl.common.errors import UserError, check_choices, check_range
 
 DTYPES = ("float32", "bfloat16")
 
@@ -21,13 +21,12 @@ class Point:
 
     def __post_init__(self) -> None:
         shape = f"width={self.width}, heads={self.heads}, kv_heads={self.kv_heads}"
-        check_counts(self, "points")
+        check_range(self, "points", "[1, inf)", "games", "context", "width", "layers", "heads", "kv_heads")
         if self.width % (2 * self.heads):  # positions turn pairs of numbers
             raise UserError(f"points: {shape}: a head's share of the width must be an even number")
         if self.heads % self.kv_heads:
             raise UserError(f"points: {shape}: kv_heads must divide heads")
-        if self.dtype not in DTYPES:
-            raise UserError(f"points: dtype={self.dtype}: must be {' or '.join(DTYPES)}")
+        check_choices(self, "points", dtype=DTYPES)
 
     def __str__(self) -> str:
         return f"{self.games} games, context {self.context}, width {self.width}, {self.dtype}"
@@ -52,16 +51,6 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.points:
             raise UserError("points=[]: must name at least one")
-        check_counts(self, "benchmark", ("seed", "baseline_games"))
-        if self.baseline_games < 0:
-            raise UserError(
-                f"benchmark: baseline_games={self.baseline_games}: must not be negative; 0 for no baselines"
-            )
-
-
-def check_counts(settings: Point | Settings, where: str, free: tuple[str, ...] = ()) -> None:
-    """Raises UserError for a whole number below 1, except the settings named in `free`."""
-    for field in fields(settings):
-        value = getattr(settings, field.name)
-        if isinstance(value, int) and value < 1 and field.name not in free:
-            raise UserError(f"{where}: {field.name}={value}: must be at least 1")
+        counts = ("vocab_size", "reply_tokens", "decode_steps", "repeats", "update_rows", "update_tokens")
+        check_range(self, "", "[1, inf)", *counts, "baseline_rows", "random_games")
+        check_range(self, "", "[0, inf); 0 for no baselines", "baseline_games")

@@ -13,7 +13,10 @@ import functools
 import importlib
 import os
 import re
+import signal
 import sys
+import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +38,6 @@ from omegaconf.errors import OmegaConfBaseException
 from experiments.launch.overrides import Check, Checker, Plan, one_line
 from experiments.launch.terminal import labelled, say, say_error
 from marl.common.errors import UserError, check_settings
-from marl.common.processes import end_with
 from marl.common.secrets import told
 
 Task = Callable[[DictConfig], Any]
@@ -176,6 +178,17 @@ class Job:
                 text = "".join(traceback.format_exception(error)) if whole else one_line(error)
                 say_error(f"{name}: {text}" if sweep else text)
                 return Failed(name)
+
+
+def end_with(parent: int) -> None:
+    """Ends this process once its parent is gone; else it would keep its run's folder from whoever starts again."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def launch(task: Task, plan: Plan) -> list[Any]:

@@ -61,9 +61,12 @@ class Expected:
         """Returns the metrics that are outside their band at this iteration, each with value and band in words."""
         said = {}
         for metric in METRICS:
-            band = self.bands.get((metric, iteration))
-            if band and metric in found and not within_tolerance(band[0], found[metric], band[1]):
-                said[metric] = f"{metric} {number(found[metric])} (healthy: {number(band[0])} to {number(band[1])})"
+            if (metric, iteration) not in self.bands or metric not in found:
+                continue
+            (low, high), value = self.bands[metric, iteration], found[metric]
+            room = 1e-5 * abs(value)  # of the rounding of published curves, which have five figures
+            if not low - room <= value <= high + room:
+                said[metric] = f"{metric} {number(value)} (healthy: {number(low)} to {number(high)})"
         return said
 
     def warning(self, iteration: int, found: Mapping[str, float]) -> str:
@@ -89,12 +92,6 @@ class Expected:
             f"not as expected: outside {where} at {len({at for at, _ in left})} of {len(trained)} iterations "
             f"({'; '.join(each)})"
         )
-
-
-def within_tolerance(low: float, value: float, high: float) -> bool:
-    """Returns low <= value <= high, with room for the rounding of published curves, which have five figures."""
-    room = 1e-5 * abs(value)
-    return low - room <= value <= high + room
 
 
 def expected_of(name: str, arm: str, env: Mapping[str, Any], folder: Path | None = None) -> Expected | None:

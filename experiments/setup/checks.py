@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from omegaconf import DictConfig
+
+from experiments.launch.overrides import named
 from experiments.setup.players import check_whole_claims
 from marl.agents.chat import CHAT
 from marl.algorithms.rl_pikl import RLPiklConfig
@@ -13,7 +17,7 @@ from marl.planning.planner import GAMES as PLANNED
 from marl.pretraining.config import BaseConfig
 from marl.rewards import CREDITS, credits_messages, is_game
 from marl.rollout.cast import players_of
-from marl.rollout.games import exchangeable, has_truths, scripted
+from marl.rollout.games import exchangeable, has_truths
 
 if TYPE_CHECKING:
     from experiments.setup.spec import RunSpec
@@ -21,14 +25,6 @@ if TYPE_CHECKING:
 HUMAN_ONLY = (  # settings of `base`
     "epochs", "permute_items", "deals_only", "claim", "keep", "human_games", "held_out_games",
 )  # fmt: skip
-
-
-def check_scripted(game: str, players: str, where: str) -> None:
-    """Refuses scripted players that the game does not have."""
-    try:
-        scripted(game, players)
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from error
 
 
 def check_losses(spec: RunSpec) -> None:
@@ -145,4 +141,30 @@ def check_learners(spec: RunSpec) -> None:
         if name not in spec.learners:
             raise UserError(
                 f"init.{name}={spec.init[name]}: {name} does not play here; the cast has {', '.join(spec.learners)}"
+            )
+
+
+def check_arm(config: DictConfig, files: Callable[..., DictConfig]) -> None:
+    """Refuses values that undo what a preset of `ablation` sets: another arm would be trained under its name.
+
+    `config`: of a job. `files`: composes the files that the job chooses, and others in their place, without its values.
+    """
+    wanted = files()
+    preset, learner = (config.hydra.runtime.choices.get(group) for group in ("ablation", "algo"))
+    if preset in (None, "none") or config.arm != wanted.arm:  # the command line names the arm
+        return
+    if learner != "ppo":
+        raise UserError(
+            f"ablation={preset} names an arm of algo=ppo, and algo={learner} has terms of its own. Leave it out, or "
+            "name the arm, as in arm=NAME."
+        )
+    plain = files(ablation="ablation=none")
+    if plain.arm == wanted.arm:  # the preset does not name it
+        return
+    before, given = named(plain), named(config)
+    for name, value in named(wanted).items():
+        if name in given and not isinstance(value, dict) and before.get(name) != value != given[name]:
+            raise UserError(
+                f"ablation={preset} sets {name}={value}, and {name}={given[name]} trains something else under its "
+                "name. Leave one of them out, or name the arm, as in arm=NAME."
             )

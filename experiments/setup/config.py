@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 
-from marl.common.errors import LARGEST, UserError, check_sizes, check_temperature
+from marl.common.errors import LARGEST, UserError, check_range, check_sizes, check_temperature
 from marl.common.secrets import told
 from marl.losses import READS
 from marl.rollout.cast import Seats
@@ -28,9 +28,7 @@ class SeedsConfig:
     shuffling: int | None = None
 
     def __post_init__(self) -> None:
-        for name, n in vars(self).items():
-            if n is not None and n < 0:
-                raise UserError(f"seeds.{name}={n}: must be a whole number, at least 0, or null")
+        check_range(self, "seeds", "[0, inf), or null", *vars(self))
 
 
 @dataclass(frozen=True)
@@ -49,9 +47,8 @@ class EvalConfig:
     cast: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, least in (("every", 0), ("games", 0), ("final_games", 1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise UserError(f"eval.{name}={getattr(self, name)}: must be at least {least}")
+        check_range(self, "eval", "[0, inf)", "every", "games", "seed")
+        check_range(self, "eval", "[1, inf)", "final_games")
         check_temperature(self.temperature, "eval.temperature")
 
     def seating(self, cast: Mapping[str, Seats]) -> dict[str, Seats]:

@@ -31,7 +31,7 @@ from marl.agents.base import Agent
 from marl.agents.chat import CHAT
 from marl.agents.dubbed import SILENCE, Dubbed
 from marl.agents.model import ModelAgent
-from marl.common.errors import UserError, check_sizes
+from marl.common.errors import UserError, check_sizes, prefixed
 from marl.common.files import reading
 from marl.intents.agent import CICERO
 from marl.model.policy import Policy, longest_stream
@@ -141,10 +141,8 @@ def with_planners(names: Sequence[str], env: Mapping[str, Any], first_plans: boo
     alone = first_plans and not any(name.endswith((SUFFIX, CICERO)) for name in names)
     found = [name + SUFFIX if alone and number == 0 else name for number, name in enumerate(names)]
     for number, name in enumerate(found):
-        try:
+        with prefixed(f"players[{number}]="):
             check_plans(name, env)
-        except UserError as error:
-            raise UserError(f"players[{number}]={error}") from error
     return found
 
 

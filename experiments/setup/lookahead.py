@@ -19,7 +19,7 @@ from marl.agents.scripted.duel import DuelPopulation
 from marl.agents.scripted.pure import Population
 from marl.agents.text import TextAgent
 from marl.algorithms.lookahead import Learner, LookaheadConfig, load
-from marl.common.errors import UserError, check_count
+from marl.common.errors import UserError, check_choices, check_count
 from marl.common.files import digest, read_json, reading
 from marl.model.orders import OrderNet
 from marl.planning.lookahead import Search
@@ -112,8 +112,7 @@ class Study:
         if taken := {SCRIPTED, ANCHOR, *bots} & set(arms) | {SCRIPTED, ANCHOR} & set(bots):
             raise UserError(f"arms.{min(taken)}: that is another player's name. Give it one of its own")
         for name, arm in arms.items():
-            if arm.start not in STARTS:
-                raise UserError(f"arms.{name}.start={arm.start}: must be one of {', '.join(STARTS)}")
+            check_choices(arm, f"arms.{name}", start=STARTS)
         anchor = {name: value for name, value in own["anchor"].items() if name != "games"}
         study = Study(
             game_of(map_name, own["years"]), seeds, own["width"],

@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from experiments.launch.terminal import say
 from experiments.setup.config import plain
-from marl.common.errors import UserError, nearest
+from marl.common.errors import UserError, nearest, prefixed
 from marl.common.files import parsed_json, read_json, read_text, reading, write_text
 from marl.metrics.wording import headline
 from marl.report.runs import TRAINED
@@ -37,11 +37,9 @@ def selected(runs: Path, select: Any, where: Any = None) -> list[Path]:
         raise UserError(f"select={select}: must be names of runs' folders in {runs}: a pattern, or a list of several")
     found: set[Path] = set()
     for pattern in patterns:
-        try:
+        with prefixed(f"select={pattern}: ", ValueError):
             cards = runs.glob(f"{pattern}/{CARD}")
             matching = {path.parent for path in cards if (path.parent / CONFIG).is_file()}  # studies have no config
-        except ValueError as error:
-            raise UserError(f"select={pattern}: {error}") from error
         if not matching:
             raise UserError(f"select={pattern}: no finished run in {runs} has such a name. Look there for names.")
         found |= matching

@@ -21,7 +21,6 @@ from experiments.setup.checks import (
     check_learners,
     check_losses,
     check_rewards,
-    check_scripted,
 )
 from experiments.setup.config import EvalConfig, SeedsConfig, cast_of, make, plain, terms
 from experiments.setup.players import one_run
@@ -29,7 +28,7 @@ from marl.agents.chat import CHAT, ChatAgent, ChatConfig, check_nothing_secret, 
 from marl.algorithms.filtered_bc import FilteredBCConfig
 from marl.algorithms.ppo import PPOConfig
 from marl.algorithms.rl_pikl import RLPiklConfig
-from marl.common.errors import UserError, check_length, check_text
+from marl.common.errors import UserError, check_choices, check_length, check_text, prefixed
 from marl.common.files import digest
 from marl.common.secrets import hidden
 from marl.intents.agent import CiceroConfig
@@ -39,7 +38,7 @@ from marl.planning.planner import PlannerConfig
 from marl.pretraining.config import BaseConfig, ModelConfig
 from marl.rewards import Reward
 from marl.rollout.cast import Seats, learners_of, players_of, written
-from marl.rollout.games import env_maker, without_later
+from marl.rollout.games import env_maker, scripted, without_later
 from marl.storage.checkpoint import CheckpointConfig
 from marl.storage.folder import ELSEWHERE
 
@@ -47,6 +46,7 @@ Algo = PPOConfig | FilteredBCConfig | RLPiklConfig
 ALGOS: dict[str, type[Algo]] = {"ppo": PPOConfig, "filtered_bc": FilteredBCConfig, "pikl": RLPiklConfig}
 # Parts of a batch that a learner does not make; losses that need them are dropped.
 LACKS = {"filtered_bc": ("advantages", "returns", "samples"), "pikl": ("advantages",)}
+AS_GIVEN = ("name", "seed", "tracker", "device", "threads", "shard", "deterministic", "progress")  # of a run
 CRITICS = ("private", "privileged")
 # No part of a run's identity: what is for speed or memory alone, and what came later, where it is off.
 OFF = (("decode_steps", 1), ("play_bf16", False), ("gradient_checkpointing", False), ("advantage", "gae"), ("group", 1),
@@ -71,8 +71,7 @@ class Spec:
 
     def __post_init__(self) -> None:
         base, game = self.base, self.env["game"]
-        if self.critic not in CRITICS:
-            raise UserError(f"model.critic={self.critic}: must be one of {', '.join(CRITICS)}")
+        check_choices(self, "model", critic=CRITICS)
         check_text(self.human_data, "data.dond")
         if base.data == "none" and self.model.kind == "tiny":
             raise UserError("base=none: a model from scratch knows no word yet. Choose base=scripted, or model=hf.")
@@ -97,13 +96,12 @@ class Spec:
             )
         env_maker(self.env)
         if base.players:
-            check_scripted(game, base.players, "base.players")
+            with prefixed("base.players: "):
+                scripted(game, base.players)
         for number, lesson in enumerate(base.lessons):
-            check_scripted(game, lesson.players, f"base.lessons[{number}]")
-            try:
+            with prefixed(f"base.lessons[{number}]: "):
+                scripted(game, lesson.players)
                 env_maker({**self.env, **lesson.env})
-            except UserError as error:
-                raise UserError(f"base.lessons[{number}]: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -218,22 +216,15 @@ def run_spec(cfg: DictConfig) -> RunSpec:
     chats = CHAT in names
     return RunSpec(
         **common,
-        name=settings["name"],
+        **{name: settings[name] for name in AS_GIVEN},
         arm=str(settings["arm"]),  # `arm=0` is a number to the command line
-        seed=settings["seed"],
         seeds=make(SeedsConfig, settings["seeds"], "seeds"),
         init={learner: run for learner, run in settings["init"].items() if run is not None},
         rewards=terms(settings["reward"], "reward"),
         losses=losses_of(settings),
         eval=evaluation,
         checkpoint=make(CheckpointConfig, settings["checkpoint"], "checkpoint"),
-        tracker=settings["tracker"],
         chat=make(ChatConfig, settings["chat"], "chat") if chats else None,
-        device=settings["device"],
-        threads=settings["threads"],
-        shard=settings["shard"],
-        deterministic=settings["deterministic"],
-        progress=settings["progress"],
         measured=measured,
         identity=identity(settings, chats),
     )

@@ -48,7 +48,7 @@ from experiments.studies.conditions_tables import published_points, read_played,
 from marl.agents.chat import CHAT
 from marl.agents.dubbed import SILENCE, Alias, Dubbed
 from marl.agents.model import ModelAgent, PlayConfig, model_agent
-from marl.common.errors import UserError, check_count, check_temperature, check_writable
+from marl.common.errors import UserError, check_count, check_range, check_temperature, check_writable, prefixed
 from marl.common.files import digest, reading
 from marl.decoding.memory import Slots
 from marl.intents.agent import CICERO, CiceroConfig
@@ -103,8 +103,7 @@ class Condition:
                 raise UserError(f"cast.{role}={changes}: must be a group of settings, as in {{player: {changes}}}")
         if self.temperature is not None:
             check_temperature(self.temperature, "temperature")
-        if self.iteration is not None and self.iteration < 0:
-            raise UserError(f"iteration={self.iteration}: must be at least 0")
+        check_range(self, "", "[0, inf)", "iteration")
 
 
 @dataclass(frozen=True)
@@ -233,10 +232,8 @@ def read_conditions(cfg: DictConfig) -> dict[str, Condition]:
     for name, changes in settings.items():
         if not isinstance(changes, Mapping):
             raise UserError(f"conditions.{name}={changes}: must be a group of settings, as in {{env: {{players: 6}}}}")
-        try:
+        with prefixed(f"conditions.{name}: "):
             found[name] = make(Condition, changes, "condition")
-        except UserError as error:
-            raise UserError(f"conditions.{name}: {error}") from error
     return found
 
 
@@ -317,7 +314,7 @@ def cell_of(entrant: Entrant, name: str, condition: Condition, cfg: DictConfig, 
     with reading(entrant.run):
         own = make(EvalConfig, config["eval"], "eval")
     env = {**config["env"], **own.env, **condition.env}
-    try:
+    with prefixed(f"conditions.{name}: "):
         entrant = after(entrant, condition.iteration)
         changes = {
             role: {key: stranger(entrant, found) if value == NEXT_SEED else value for key, value in each.items()}
@@ -344,8 +341,6 @@ def cell_of(entrant: Entrant, name: str, condition: Condition, cfg: DictConfig, 
         temperature = own.temperature if condition.temperature is None else condition.temperature
         if cfg.talk:
             check_talk(cfg.talk, env["game"], voices, temperature)
-    except UserError as error:
-        raise UserError(f"conditions.{name}: {error}") from error
     own_voice = {role: identity_of(held.player, entrant) for role, held in seating.items()}
     voices = {role: voice for role, voice in voices.items() if identity_of(voice, entrant) != own_voice[role]}
     settings = {

@@ -50,7 +50,7 @@ from experiments.studies.lines import ENDS, check_complete, read_intervals
 from marl.agents.base import Agent
 from marl.agents.chat import CHANGED, CHAT
 from marl.common.errors import UserError, check_temperature, check_writable
-from marl.common.files import FAULTS, digest, joined_name, read_json, reading, stem
+from marl.common.files import digest, joined_name, read_json, reading, reading_kept, stem
 from marl.decoding.probes import size_of
 from marl.intents.agent import CICERO
 from marl.metrics.stats import Floats, Interval, Metrics, bootstrap_mean, paired_difference, wilson
@@ -62,7 +62,7 @@ from marl.rollout.games import env_maker, file_digests
 from marl.rollout.rollout import Cast, rollout
 from marl.rollout.seeds import EVALUATION, draw_games
 from marl.storage.checkpoint import folder_digest, read_card
-from marl.storage.folder import CARD, CONFIG, run_card, run_settings
+from marl.storage.folder import CONFIG, run_card, run_settings
 from marl.types import Episode
 
 MOST = 8
@@ -304,15 +304,11 @@ def play(cell: Cell, cfg: DictConfig, parts: PlaySpec, pair: Sequence[Agent], ba
 
 def games_of(path: Path) -> tuple[Games, int]:
     """The games of a cell's file, and the seats lost to an endpoint. UserError where it does not hold them."""
-    found = read_json(path)
-    try:
+    with reading_kept(path, "a pair's games"):
+        found = read_json(path)
         games, lost = found["games"], found.get("lost_seats", 0)
         assert games and all(game.keys() >= RECORDED for game in games) and isinstance(lost, int)
         assert all(np.isfinite(values).all() for values in figures(games, 1.0, swapped=False).values())
-    except FAULTS as error:
-        raise UserError(
-            f"{path} does not hold a pair's games: remove it, and the same command plays them again"
-        ) from error
     return games, lost
 
 
@@ -401,9 +397,10 @@ def tabulate(
     names = (*labels, ALL)
     say(format_table({row: {name: differences[row, OTHERS, name][-1] for name in shown} for row in names}, shown))
     about = {player.label: {"player": player.called, "made_of": player.made_of} for player in players}
-    run_card(workspace.cells, digest({"pairs": [path.name for path in cells]}), cfg.seed, arm=cfg.name, players=about,
-             env=parts.env, games=cfg.games, temperature=cfg.temperature, lost_seats=lost_seats)  # fmt: skip
-    add_cards([{**card_line(read_json(workspace.cells / CARD)), "run": cfg.name}], out)
+    card = run_card(workspace.cells, digest({"pairs": [path.name for path in cells]}), cfg.seed, arm=cfg.name,
+                    players=about, env=parts.env, games=cfg.games, temperature=cfg.temperature,
+                    lost_seats=lost_seats)  # fmt: skip
+    add_cards([{**card_line(card), "run": cfg.name}], out)
     say(f"\ntables and figure: {out}")
 
 

@@ -14,7 +14,7 @@ band are inside it whatever the margin.
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,12 @@ from omegaconf import DictConfig
 
 from experiments.launch.command import command
 from experiments.launch.terminal import say
-from experiments.setup.bands import FOLDER, HEADER, METRICS, NEVER_NEGATIVE, Band, Expected, bands_of, label, read_bands
+from experiments.setup.bands import FOLDER, METRICS, NEVER_NEGATIVE, Band, Expected, bands_of, label, read_bands
 from experiments.setup.config import plain
 from experiments.setup.select import selected
 from marl.common.errors import UserError, check_writable
 from marl.common.files import FAULTS
-from marl.metrics.tables import curve_lines, write_csv
+from marl.metrics.tables import curve_lines, write_records
 from marl.report.page import read_run
 from marl.report.runs import variant_of
 
@@ -57,7 +57,7 @@ def main(cfg: DictConfig) -> None:
     check_writable(folder, "out")
     path, arms = folder / f"{cfg.name}.csv.gz", list(dict.fromkeys(band.arm for band in bands))
     kept = [band for band in read_bands(path) if band.arm not in arms] if path.exists() else []
-    write_csv(path, HEADER, [(b.arm, b.metric, b.iteration, b.low, b.high) for b in [*kept, *bands]])
+    write_records(path, Band, [*kept, *bands])
     seeds = sorted({len(of_seed) for of_seed in curves.values()})
     say(f"{path}: {', '.join(arms)}, from {' or '.join(map(str, seeds))} seeds each")
     if trials := leave_one_out(curves, margin):
@@ -69,30 +69,33 @@ def main(cfg: DictConfig) -> None:
 
 def read_curves(path: Path, settings: Mapping[str, Any]) -> Curves:
     """The training curves of a published table. UserError if it is no such file."""
-    curves: Curves = {}
     try:
-        for line in curve_lines(path):
-            for metric in METRICS:
-                if line.phase == "train" and metric in line.figures:
-                    of_seed = curves.setdefault((label(line.arm, settings), metric), {})
-                    of_seed.setdefault(line.seed, {})[line.iteration] = line.figures[metric]
+        lines = [line for line in curve_lines(path) if line.phase == "train"]
     except UserError as error:
         raise UserError(f"curves={error}") from error
     except FAULTS as error:
         raise UserError(f"curves={path}: expected the curves.csv.gz of a published table ({error})") from error
-    return curves
+    return in_order((label(line.arm, settings), line.seed, line.iteration, line.figures) for line in lines)
 
 
 def curves_of_runs(folders: Sequence[Path]) -> Curves:
     """The training curves of finished runs."""
     runs = [read_run(folder) for folder in folders]
+    return in_order(
+        (label(run.arm, variant_of(run, runs)), run.seed, row["iteration"], row)
+        for run in runs
+        for row in run.curves
+        if row["phase"] == "train"
+    )
+
+
+def in_order(lines: Iterable[tuple[str, int, int, Mapping[str, float]]]) -> Curves:
+    """The curves of METRICS from lines of arm, seed, iteration and figures."""
     curves: Curves = {}
-    for run in runs:
-        name = label(run.arm, variant_of(run, runs))
-        for row in run.curves:
-            for metric in METRICS:
-                if row["phase"] == "train" and metric in row:
-                    curves.setdefault((name, metric), {}).setdefault(run.seed, {})[row["iteration"]] = row[metric]
+    for arm, seed, iteration, figures in lines:
+        for metric in METRICS:
+            if metric in figures:
+                curves.setdefault((arm, metric), {}).setdefault(seed, {})[iteration] = figures[metric]
     return curves
 
 

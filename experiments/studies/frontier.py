@@ -40,7 +40,7 @@ from experiments.studies.cells import begin, check_play, compute, with_room
 from marl.agents.base import Agent
 from marl.agents.model import model_agent
 from marl.common.errors import UserError, check_count, check_writable
-from marl.common.files import FAULTS, digest, read_json, reading
+from marl.common.files import digest, read_json, reading, reading_kept
 from marl.decoding.memory import Slots
 from marl.learning.batch import collate
 from marl.learning.config import UpdateConfig
@@ -166,9 +166,10 @@ def main(cfg: DictConfig) -> None:
         draw(rows, cfg.opponents, workspace.out / f"figure{suffix}.svg")
         say(f"\nobjective {objective:g}")
         say(format_table(figures_by_arm(rows)))
-    run_card(workspace.cells, digest({"cells": [cell.file for cell in table]}), cfg.seed, arm="frontier",
-             base=folder.name, base_digest=anchor.made_of, compared=[e.folder.name for e in entrants[1:]])  # fmt: skip
-    add_cards([{**card_line(read_json(workspace.cells / CARD)), "run": cfg.name}], workspace.out)
+    card = run_card(workspace.cells, digest({"cells": [cell.file for cell in table]}), cfg.seed, arm="frontier",
+                    base=folder.name, base_digest=anchor.made_of,
+                    compared=[e.folder.name for e in entrants[1:]])  # fmt: skip
+    add_cards([{**card_line(card), "run": cfg.name}], workspace.out)
     write_cards((e.folder for e in entrants[1:]), workspace.out)
     say(f"\ntables and figures: {workspace.out}")
 
@@ -264,14 +265,10 @@ def compared(cfg: DictConfig, base: Policy, anchor: Path, device: torch.device) 
 
 def read_arms(path: Path) -> Arms:
     """The figures of a cell's file. UserError where it does not hold them."""
-    arms: Any = read_json(path).get("arms")
-    try:
+    with reading_kept(path, "each arm's figures"):
+        arms: Arms = dict(read_json(path)["arms"])
         assert all(np.asarray(values, float).ndim == 1 for of_arm in arms.values() for values in of_arm.values())
-    except FAULTS as error:
-        raise UserError(
-            f"{path} does not hold each arm's figures: remove it, and the same command finds them again"
-        ) from error
-    return dict(arms)
+    return arms
 
 
 def tabulated(table: Sequence[Cell], cfg: DictConfig, cells: Path) -> tuple[list[ArmRun], list[TableRow]]:
@@ -296,11 +293,10 @@ def tabulated(table: Sequence[Cell], cfg: DictConfig, cells: Path) -> tuple[list
             of_anchor = figures.pop(ANCHOR)
         alone = sum(other.arm == entrant.arm for other in entrants) == 1
         pairs += [
-            TableRow(f"{arm} - {ANCHOR}", name, d.mean, d.low, d.high, 1, d.n)
+            TableRow.of(f"{arm} - {ANCHOR}", name, mean_of(name, np.subtract(values, of_anchor[name]), dialogues, rng))
             for arm, own in figures.items()
             if alone  # of several seeds an interval over games would say too much
             for name, values in own.items()
-            for d in [mean_of(name, np.subtract(values, of_anchor[name]), dialogues, rng)]
         ]
     return runs, pairs
 

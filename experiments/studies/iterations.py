@@ -28,7 +28,7 @@ recorded: correlations are of means alone, and standard errors are the largest t
 
 import math
 from collections.abc import Iterable, Mapping, Sequence, Sized
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -47,7 +47,7 @@ from marl.common.errors import UserError, check_writable
 from marl.common.files import reading, stem
 from marl.metrics.compute import PASSES
 from marl.metrics.stats import Interval, Metrics, Z, seed_mean, wilson
-from marl.metrics.tables import TableRow, format_table, mean_over_seeds, read_csv, write_csv, write_table
+from marl.metrics.tables import TableRow, format_table, mean_over_seeds, read_csv, write_records, write_table
 from marl.metrics.wording import WORDING
 from marl.report.figures import HALF, label_lines, paper_colours, save_figure, style_axes
 from marl.report.page import read_run
@@ -115,7 +115,7 @@ def main(cfg: DictConfig) -> None:
     if data is None:
         runs = [read_run(folder) for folder in selected(Path(cfg.runs), cfg.select, cfg.where)]
         data, lines = out / f"{called}.csv.gz", collected(runs)
-        write_csv(data, list(Line.__annotations__), map(astuple, lines))
+        write_records(data, Line, lines)
         if cfg.publish:
             write_cards((run.folder for run in runs), out)
     curves = read_curves(data)  # as anybody else will
@@ -294,7 +294,7 @@ def ends_of(means: Mapping[tuple[float, str], Mapping[int, Metrics]], curves: Cu
         for name, i in of_arm[last].items() if objective == largest else ():
             if math.isfinite(i.low) and math.isfinite(i.high):
                 games = sum(int(weight(name, each)) for each in at)
-                rows.append(TableRow(arm, name, i.mean, i.low, i.high, len(at), games))
+                rows.append(TableRow.of(arm, name, i, len(at), games))
     return rows
 
 

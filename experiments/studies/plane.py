@@ -104,7 +104,7 @@ def one_among_six(games: int, players: int, rng: np.random.Generator) -> NDArray
     return (np.arange(players) == rng.integers(players, size=(games, 1))).astype(np.int64)
 
 
-def publish(points: Mapping[Path, Point], out: Path) -> str:
+def tabulate(points: Mapping[Path, Point], out: Path) -> str:
     """Writes `plane.csv`, whose arms are `player population agent`, and `plane.svg`. Returns the means as text."""
     runs = [ArmRun(p.name, p.seed, figures(read_json(path), p.seed)) for path, p in points.items()]
     write_table(out / PLANE, ablation_table(runs))

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
-from envs.core import END, TurnKind
+from envs.core import TurnKind
 from envs.diplomacy.pure import N
 from experiments.launch.command import command
 from experiments.launch.terminal import say
@@ -37,11 +37,10 @@ from experiments.studies.intents import draw_panels, kept, refused, table_row
 from experiments.studies.talkers import Figures, card, limits_of, publish, save_player, say_arms
 from marl.agents.base import Agent
 from marl.agents.model import model_agent, room
-from marl.common.errors import UserError, check_count, check_temperature
+from marl.common.errors import UserError, check_count, check_counts, check_temperature
 from marl.common.files import digest, read_json, write_json
-from marl.decoding.engine import Engine
 from marl.intents.agent import ACTION, DIALOGUE, Parts
-from marl.intents.draws import draw_messages
+from marl.intents.draws import messages_behind, plain_words
 from marl.intents.filters import CORRESPONDENCE, REPETITION
 from marl.intents.orders import OrderReader
 from marl.intents.press import Intent, Phase, Said, stated
@@ -133,8 +132,7 @@ def check(cfg: DictConfig) -> None:
         )
     for seed in cfg.seeds:
         check_count(seed, "seeds", 0)
-    for name in ("years", "scripted_games", "views", "tested_games", "control"):
-        check_count(cfg[name], name)
+    check_counts(cfg, ("years", "scripted_games", "views", "tested_games", "control"))
 
 
 # --- Models -----------------------------------------------------------------------------------------------------------
@@ -241,7 +239,11 @@ def control(made: Made, cfg: DictConfig, spec: PlaySpec, shown: Path) -> Figures
         for swap in (False, True):
             rng = np.random.default_rng([made.seed, 3])
             wanted, streams = places_of(played, seats, made.base, swap, name == TALKS, rng, cfg.control)
-            words = written(policy, streams, spec.algo.context, cfg.temperature, np.random.default_rng([made.seed, 4]))
+            drawn = messages_behind(
+                policy, streams, 16, context=spec.algo.context, at_once=AT_ONCE, temperature=cfg.temperature, top_p=0.9,
+                rng=np.random.default_rng([made.seed, 4]), tag="",
+            )  # fmt: skip
+            words = [plain_words(ids, policy.tokens) for ids, _ in drawn]
             said = [stated(m.said._replace(text=w), m.phase) for (m, _), w in zip(wanted, words, strict=True)]
             telling = [(each, intent) for each, (_, intent) in zip(said, wanted, strict=True) if each]
             end = "" if swap else "/annotated"
@@ -284,25 +286,6 @@ def another(intent: Intent, rng: np.random.Generator) -> Intent:
     goals = [p for p in range(N) if p not in (own, reader)]
     code = mover * N + goals[rng.integers(len(goals))]
     return Intent((own, code), (reader, code))
-
-
-def written(
-    policy: Policy, streams: Sequence[Sequence[int]], context: int, temperature: float, rng: np.random.Generator
-) -> list[str]:
-    """Continues each stream by a message. Returns the words; empty where they are unfinished."""
-    engine, tokens, found = Engine(policy, AT_ONCE, context), policy.tokens, []
-    for start in range(0, len(streams), AT_ONCE):
-        group = streams[start : start + AT_ONCE]
-        slots = [engine.allocate() for _ in group]
-        engine.read(slots, [stream[:-1] for stream in group])
-        drawn = draw_messages(
-            engine, slots, [stream[-1] for stream in group], [16] * len(group), temperature=temperature, top_p=0.9,
-            rng=rng, tag="",
-        )  # fmt: skip
-        for slot in slots:
-            engine.free(slot)
-        found += [tokens.reply_text(ids).partition(END)[0].strip() if tokens.ends(ids) else "" for ids, _ in drawn]
-    return found
 
 
 # --- Play -------------------------------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ import numpy as np
 from envs.core import Style, TurnKind
 from experiments.launch.terminal import say, say_error
 from experiments.webapp.opponents import Loaded, Opponents
-from experiments.webapp.places import Queue
 from experiments.webapp.store import Record, Store
 from marl.agents.base import Agent, Key, Reply, Request
 from marl.agents.chat import ChatAgent
@@ -36,6 +35,7 @@ from marl.types import Belief, Episode, Stream
 
 POLL = 0.02  # seconds between two looks at an endpoint's replies
 FAILED = "The opponent failed, and the game cannot go on. This is not your fault."
+GONE = 15.0  # seconds after which somebody in the queue counts as gone who has not asked again
 SEAT = 7  # a part of a game's seed: which of several seats a person takes
 
 
@@ -66,6 +66,33 @@ class Sight:
     def version(self) -> int:
         """Grows with every change."""
         return 2 * len(self.entries) + (self.state != "waiting")
+
+
+class Full(UserError):
+    """No place yet. `place`: in the queue, from 1."""
+
+    def __init__(self, games: int, place: int) -> None:
+        super().__init__(f"All {games} places are taken. You are number {place} in the queue.")
+        self.place = place
+
+
+class Queue:
+    """The people who wait for a place in a game. First come, first served, as long as they keep asking."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, float] = {}  # when each last asked, in the order in which they came
+
+    def admit(self, person: str, games: int, open_games: int) -> None:
+        """Lets a person take one of the free places. Full where all are taken, or others wait for them."""
+        now = time.monotonic()
+        self._asked = {who: at for who, at in self._asked.items() if now - at < GONE}
+        waiting, free = list(self._asked), games - open_games
+        place = waiting.index(person) if person in waiting else len(waiting)
+        if place < free:
+            self._asked.pop(person, None)
+            return
+        self._asked[person] = now
+        raise Full(games, place - max(free, 0) + 1)
 
 
 class Human:

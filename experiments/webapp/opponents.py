@@ -5,8 +5,8 @@ A model is loaded when first played. `RUN@N` is a run after N iterations, `RUN+p
 """
 
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache
@@ -39,7 +39,7 @@ from marl.agents.base import Agent
 from marl.agents.chat import CHAT, ChatAgent, ChatConfig
 from marl.agents.model import PlayConfig
 from marl.agents.text import TextAgent
-from marl.common.errors import UserError
+from marl.common.errors import UserError, prefixed
 from marl.decoding.memory import Slots, check_memory
 from marl.decoding.probes import size_of
 from marl.intents.agent import CICERO, PARTS, CiceroConfig
@@ -183,7 +183,7 @@ class Opponents:
         name = bare(condition.opponent)
         if game not in self.envs:
             raise UserError(f"{where}: there is no page for the game {game}; known: {', '.join(self.envs)}")
-        with naming_condition(where):
+        with prefixed(f"{where}."):
             if condition.opponent.endswith(CICERO):
                 talkers = {each.name: each for each in self.offered() if each.game == game}
                 if condition.opponent not in talkers or condition.iteration is not None or condition.where:
@@ -219,7 +219,7 @@ class Opponents:
 
     def check(self, name: str, env: Mapping[str, Any], seat: str, where: str) -> None:
         """Raises UserError, naming the condition, if its game cannot be made, has no such seat or nothing to plan."""
-        with naming_condition(where):
+        with prefixed(f"{where}."):
             made = env_maker(env)()
             if seat not in ("any", *made.possible_agents, *ROLES.get(env["game"], ())):
                 raise UserError(f"seat={seat}: must be any, {', '.join(made.possible_agents)} or a role of the game")
@@ -319,15 +319,6 @@ def check_script(name: str, game: str, runs: Path) -> None:
             f"opponent={name}: there is no finished run of this name in {runs}, and no such scripted player. Train it, "
             "or name another."
         ) from error
-
-
-@contextmanager
-def naming_condition(where: str) -> Iterator[None]:
-    """Puts the condition's name before an error."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{where}.{error}") from error
 
 
 @lru_cache(maxsize=4096)

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,10 +20,9 @@ from starlette.routing import Route
 from experiments.webapp import runs as runs_page
 from experiments.webapp import watch
 from experiments.webapp.boards import picture
-from experiments.webapp.engine import Engine, Sight
+from experiments.webapp.engine import Engine, Full, Sight
 from experiments.webapp.forms import Refused, done, form_of
 from experiments.webapp.opponents import Opponents
-from experiments.webapp.places import Full
 from experiments.webapp.roster import Roster
 from experiments.webapp.session import COOKIE, Rate, Sessions, host_is_fine, origin_is_fine, set_cookie
 from experiments.webapp.store import Record, Store, new_record
@@ -58,7 +58,7 @@ REPORT = (
     f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{report_script()[1]}'; "
     "base-uri 'none'; frame-ancestors 'none'"
 )
-Answer = Awaitable[Response]
+Page = Callable[[Request, str], Any]  # what a visitor gets: a Response, or an awaitable one
 
 
 @dataclass
@@ -97,14 +97,14 @@ class Site:
             self._study = StudyPages(self.roster, self.engine, self.opponents, out / "episodes", self.html)
 
     def app(self) -> Starlette:
-        game: list[tuple[str, Callable[[Request, str], Answer], str]] = [
+        game: list[tuple[str, Page, str]] = [
             ("/play/{game}", self.play, "GET"),
             ("/play/{game}", self.reply, "POST"),
             ("/play/{game}/live", self.live, "GET"),
             ("/play/{game}/stop", self.stop, "POST"),
             ("/play/{game}/board", self.own_board, "GET"),
         ]
-        open_pages: list[tuple[str, Callable[[Request, str], Answer], str]] = [
+        open_pages: list[tuple[str, Page, str]] = [
             ("/", self.home, "GET"),
             ("/play", self.choose, "GET"),
             ("/play", self.begin, "POST"),
@@ -123,7 +123,7 @@ class Site:
         return Starlette(routes=routes, exception_handlers={404: self.missing, 405: self.missing})
 
     # --- Guards -----------------------------------------------------------------------------------------------------
-    def page(self, do: Callable[[Request, str], Answer]) -> Callable[[Request], Answer]:
+    def page(self, do: Page) -> Callable[[Request], Awaitable[Response]]:
         """Lets a request through to `do(request, person)`: known host, own form, not too often, with the token."""
 
         async def guarded(request: Request) -> Response:
@@ -136,7 +136,10 @@ class Site:
                         return RedirectResponse("/enter", 303, headers=HEADERS)
                     fresh = self.newcomer(request)
                     person = str(self.sessions.person(fresh))
-                response = await do(request, person)
+                if iscoroutinefunction(do):
+                    response = await do(request, person)
+                else:
+                    response = await run_in_threadpool(do, request, person)  # reads files, or waits for the database
                 if fresh is not None:
                     set_cookie(response, COOKIE, fresh)
             except Refused as refused:
@@ -212,14 +215,12 @@ class Site:
         return HTMLResponse(text.encode("utf-8", "replace"), status)  # a recorded name may have half surrogate pairs
 
     # --- Play -------------------------------------------------------------------------------------------------------
-    async def home(self, request: Request, person: str) -> Response:
+    def home(self, request: Request, person: str) -> Response:
         return RedirectResponse("/play", 303)
 
-    async def choose(self, request: Request, person: str) -> Response:
-        offered = await run_in_threadpool(self.opponents.offered)
-        mine = await run_in_threadpool(self.store.games_of, person)
-        ended = await run_in_threadpool(lambda: [(game, self.ended(game)) for game in mine])
-        return self.html("choose.html", offered=offered, seats=SEATS, objectives=OBJECTIVES, mine=ended)
+    def choose(self, request: Request, person: str) -> Response:
+        offered, mine = self.opponents.offered(), [(game, self.ended(game)) for game in self.store.games_of(person)]
+        return self.html("choose.html", offered=offered, seats=SEATS, objectives=OBJECTIVES, mine=mine)
 
     def ended(self, game: Record) -> str:
         """Says in a few words how a game ended for its person."""
@@ -271,24 +272,12 @@ class Site:
 
     def shown(self, template: str, sight: Sight, why: str = "") -> Response:
         """A game, or its table alone."""
-        ending = self._study.standing(sight) if self._study else {}
         wrong = wrong_of(self.store.result(sight.id)) if sight.state == "over" else ""
-        rules = (
-            sight.number == 0
-            and sight.state in ("yours", "waiting")
-            and self._study is not None
-            and self._study.begins(sight)
-        )
-        return self.html(
-            template,
-            400 if why else 200,
-            sight=sight,
-            table=table_view(sight),
-            why=why,
-            ending=ending,
-            rules=rules,
-            wrong=wrong,
-        )
+        of_study = {"ending": {}, "rules": False}
+        if self._study is not None:
+            of_study = {"ending": self._study.standing(sight), "rules": self._study.begins(sight)}
+        found = table_view(sight)
+        return self.html(template, 400 if why else 200, sight=sight, table=found, why=why, wrong=wrong, **of_study)
 
     async def play(self, request: Request, person: str) -> Response:
         return self.shown("play.html", await self.news(request, person))
@@ -342,23 +331,22 @@ class Site:
         await done(self.engine.stop(sight.id, "You stopped the game."))
         return RedirectResponse("/", 303)
 
-    async def own_board(self, request: Request, person: str) -> Response:
+    def own_board(self, request: Request, person: str) -> Response:
         """The picture of the board in a game of Diplomacy that somebody plays."""
         sight = self.own(request, person)
-        record = await run_in_threadpool(self.store.find, sight.id)
+        record = self.store.find(sight.id)
         if record is None or sight.game != "diplomacy":
             raise UserError("There is no such picture.")
-        seen = [text for kind, text in sight.entries if kind == "seen"]
-        svg = await run_in_threadpool(picture, str(record.env["map_name"]), seen)
+        svg = picture(str(record.env["map_name"]), [text for kind, text in sight.entries if kind == "seen"])
         return Response(svg, media_type="image/svg+xml", headers={"Content-Security-Policy": PICTURE})
 
     # --- Watch ------------------------------------------------------------------------------------------------------
-    async def watch(self, request: Request, person: str) -> Response:
+    def watch(self, request: Request, person: str) -> Response:
         asked = {name: request.query_params.get(name, "")[:200] for name in ("run", "arm", "ending", "words")}
         at = FIRST.fullmatch(request.query_params.get("first", ""))
         start = (int(at[1]), int(at[2])) if at else (0, 0)
-        names = await run_in_threadpool(watch.runs_with_games, self.runs)
-        found, after = await run_in_threadpool(lambda: watch.games_of(self.runs, SHOWN, start, **asked))
+        names = sorted({file.run for file in watch.files_of(self.runs)})
+        found, after = watch.games_of(self.runs, SHOWN, start, **asked)
         return self.html(
             "watch.html",
             games_found=found,
@@ -366,43 +354,40 @@ class Site:
             after=after,
             asked=asked,
             runs=names,
-            arms=await run_in_threadpool(watch.arms_of, self.runs, names),
+            arms=sorted({watch.arm_of(self.runs / name) for name in names} - {""}),
             endings=list(dict.fromkeys((*watch.ENDINGS, *(game.ending for game in found)))),
         )
 
-    async def recorded(self, request: Request, person: str) -> Response:
-        game = await run_in_threadpool(watch.recorded_game, self.runs, **request.path_params)
-        others = await run_in_threadpool(watch.same_games, self.runs, **request.path_params)
-        return self.html("recorded.html", game=game, others=others)
+    def recorded(self, request: Request, person: str) -> Response:
+        game = watch.recorded_game(self.runs, **request.path_params)
+        return self.html("recorded.html", game=game, others=watch.same_games(self.runs, **request.path_params))
 
-    async def board(self, request: Request, person: str) -> Response:
+    def board(self, request: Request, person: str) -> Response:
         """The picture of a position of Diplomacy."""
-        svg = await run_in_threadpool(watch.board_of, self.runs, **request.path_params)
+        svg = watch.board_of(self.runs, **request.path_params)
         return Response(svg, media_type="image/svg+xml", headers={"Content-Security-Policy": PICTURE})
 
-    async def beside(self, request: Request, person: str) -> Response:
+    def beside(self, request: Request, person: str) -> Response:
         """One game as two runs played it, side by side."""
         run, file, line, other, file2, line2 = request.path_params.values()
         places = ((run, file, line), (other, file2, line2))
-        both = await run_in_threadpool(lambda: [watch.recorded_game(self.runs, *place) for place in places])
-        return self.html("beside.html", both=both)
+        return self.html("beside.html", both=[watch.recorded_game(self.runs, *place) for place in places])
 
     # --- Runs -------------------------------------------------------------------------------------------------------
-    async def run_table(self, request: Request, person: str) -> Response:
-        rows = await run_in_threadpool(lambda: [runs_page.row_of(f) for f in runs_page.folders(self.runs)])
-        return self.html("runs.html", rows=rows)
+    def run_table(self, request: Request, person: str) -> Response:
+        return self.html("runs.html", rows=[runs_page.row_of(folder) for folder in runs_page.folders(self.runs)])
 
-    async def run(self, request: Request, person: str, template: str = "run.html") -> Response:
-        folder = await run_in_threadpool(runs_page.find_run, self.runs, request.path_params["run"])
-        row, panels = await run_in_threadpool(lambda: (runs_page.row_of(folder), runs_page.curves(folder)))
+    def run(self, request: Request, person: str, template: str = "run.html") -> Response:
+        folder = runs_page.find_run(self.runs, request.path_params["run"])
+        row, panels = runs_page.row_of(folder), runs_page.curves(folder)
         return self.html(template, row=row, panels=panels, width=runs_page.WIDTH, height=runs_page.HEIGHT)
 
-    async def curves(self, request: Request, person: str) -> Response:
+    def curves(self, request: Request, person: str) -> Response:
         """The curves alone, for the script."""
-        return await self.run(request, person, "curves.html")
+        return self.run(request, person, "curves.html")
 
-    async def report(self, request: Request, person: str) -> Response:
-        folder = await run_in_threadpool(runs_page.find_run, self.runs, request.path_params["run"])
+    def report(self, request: Request, person: str) -> Response:
+        folder = runs_page.find_run(self.runs, request.path_params["run"])
         try:
             text = (folder / "report.html").read_text(encoding="utf-8")
         except (OSError, ValueError) as error:

@@ -15,7 +15,7 @@ import numpy as np
 
 import conf
 from experiments.setup.config import make
-from marl.common.errors import UserError, check_count, nearest
+from marl.common.errors import UserError, check_choices, check_counts, check_range, nearest, prefixed
 from marl.common.files import digest, read_yaml
 
 FOLDER = Path(str(conf.__file__)).parent / "study_page"
@@ -35,9 +35,7 @@ class Pay:
     aborted: float = 0.0  # instead of the two above, where the opponent or the server failed
 
     def __post_init__(self) -> None:
-        for name in ("taking_part", "game", "point", "aborted"):
-            if getattr(self, name) < 0:
-                raise UserError(f"pay.{name}={getattr(self, name):g}: must be at least 0")
+        check_range(self, "pay", "[0, inf)", "taking_part", "game", "point", "aborted")
 
     def of(self, result: Mapping[str, Any]) -> float:
         """Returns the pay of a game that ended so; {} is a game that goes on."""
@@ -111,10 +109,9 @@ class Study:
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
             raise UserError(f"name={self.name}: must be of letters, digits and underscores")
-        for name, least in (("version", 1), ("games", 1), ("seed", 0)):
-            check_count(getattr(self, name), name, least)
-        if self.assignment not in HOW:
-            raise UserError(f"assignment={self.assignment}: must be {' or '.join(HOW)}")
+        check_counts(self, ("version", "games"))
+        check_counts(self, ["seed"], 0)
+        check_choices(self, "", assignment=HOW)
         for name in ("title", "information", "contact"):
             if not getattr(self, name).strip():
                 raise UserError(f"{name} is empty: people have to be told")
@@ -179,10 +176,8 @@ def read_study(given: str) -> Study:
         near = nearest(given, known)
         raise UserError(f"study={given}: there is no such file{f'; {near}' if near else ''}. Name a YAML file.")
     data = read_yaml(path)
-    try:
+    with prefixed(f"{path}: "):
         return make(Study, data, "study")
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
 
 
 def study_folder(runs: str | Path, name: str, simulated: bool) -> Path:

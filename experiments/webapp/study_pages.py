@@ -4,7 +4,7 @@ Where a study is served, there are no other pages: whoever takes part sees neith
 games.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from experiments.webapp.engine import Engine, Sight
+from experiments.webapp.engine import Engine, Full, Sight
 from experiments.webapp.forms import done, form_of
 from experiments.webapp.opponents import Opponents
-from experiments.webapp.places import Full
 from experiments.webapp.roster import Person, Roster
 from experiments.webapp.session import set_cookie
 from experiments.webapp.study import Study
@@ -24,7 +23,7 @@ from marl.common.errors import UserError
 from marl.report.views import NO_DEAL
 
 Html = Callable[..., Response]
-Page = Callable[[Request, str], Awaitable[Response]]
+Page = Callable[[Request, str], Any]
 
 
 @dataclass
@@ -53,10 +52,8 @@ class StudyPages:
             ("/study/withdraw", self.withdraw, "POST"),
         ]
 
-    async def home(self, request: Request, session: str) -> Response:
-        if self.out in request.cookies:
-            return self.html("study_refused.html")
-        return await run_in_threadpool(self.shown, session)
+    def home(self, request: Request, session: str) -> Response:
+        return self.html("study_refused.html") if self.out in request.cookies else self.shown(session)
 
     @property
     def out(self) -> str:
@@ -142,8 +139,8 @@ class StudyPages:
         await run_in_threadpool(self.roster.finish, session)
         return RedirectResponse("/study", 303)
 
-    async def ask(self, request: Request, session: str) -> Response:
-        return self.html("study_withdraw.html", there=await run_in_threadpool(self.roster.person, session))
+    def ask(self, request: Request, session: str) -> Response:
+        return self.html("study_withdraw.html", there=self.roster.person(session))
 
     async def withdraw(self, request: Request, session: str) -> Response:
         if await run_in_threadpool(self.roster.person, session) is not None:
@@ -158,8 +155,9 @@ class StudyPages:
                 await done(self.engine.stop(game.game, "You stopped the game."))
 
     def begins(self, sight: Sight) -> bool:
-        """Tells whether this is the person's first game: the rules are open in it."""
-        return len(self.roster.games(sight.person)) == 1
+        """Tells whether a person begins its first game: the rules are open in it."""
+        begins = sight.number == 0 and sight.state in ("yours", "waiting")
+        return begins and len(self.roster.games(sight.person)) == 1
 
     def standing(self, sight: Sight) -> dict[str, Any]:
         """Text for a person in a game: its number and how much is earned so far; at its end points, pay, what went

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import sqlite3
-from collections.abc import Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -92,10 +91,6 @@ def _files(top: Path) -> list[File]:
     return found
 
 
-def runs_with_games(runs: Path) -> list[str]:
-    return sorted({file.run for file in files_of(runs)})
-
-
 def study_of(folder: Path) -> str:
     """The study whose server keeps its games in this folder; empty if none does."""
     path = folder / "games.sqlite"
@@ -122,11 +117,6 @@ def arm_of(folder: Path) -> str:
     """A run's arm; empty for a folder of games that are of no run."""
     config = folder / CONFIG
     return _arm(config, config.stat().st_mtime_ns) if config.is_file() else ""
-
-
-def arms_of(runs: Path, names: Iterable[str]) -> list[str]:
-    """Arms of the runs of these names."""
-    return sorted({arm for name in names if (arm := arm_of(runs / name))})
 
 
 def games_of(

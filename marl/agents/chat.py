@@ -12,7 +12,6 @@ import asyncio
 import hashlib
 import json
 import logging
-import math
 import os
 import re
 import threading
@@ -31,7 +30,7 @@ import httpx2
 from envs.core import END, Style, TurnKind
 from marl.agents.base import Key, Reply, Request
 from marl.agents.completion import Answer, Lost, answer_of, read_answer
-from marl.common.errors import UserError, check_text
+from marl.common.errors import UserError, check_range, check_text
 from marl.common.files import canonical, writing
 from marl.common.secrets import SHORTEST, hidden, secrets_in
 from marl.types import Belief, Stream
@@ -99,13 +98,10 @@ class ChatConfig:
             raise UserError(f"chat.url is empty: it {URL}")
         check_nothing_secret(self.url, self.key)
         check_text(self.answers, "chat.answers")
-        for name, least in (("max_tokens", 1), ("retries", 0), ("parallel", 1), ("calls", 0), ("tokens", 0)):
-            if getattr(self, name) < least:
-                raise UserError(f"chat.{name}={getattr(self, name)}: must be at least {least}")
-        if not self.timeout > 0:
-            raise UserError(f"chat.timeout={self.timeout}: must be above 0 seconds")
-        if self.temperature is not None and not 0 <= self.temperature < math.inf:
-            raise UserError(f"chat.temperature={self.temperature}: must be at least 0, or null")
+        check_range(self, "chat", "[1, inf)", "max_tokens", "parallel")
+        check_range(self, "chat", "[0, inf)", "retries", "calls", "tokens")
+        check_range(self, "chat", "(0, inf) seconds", "timeout")
+        check_range(self, "chat", "[0, inf), or null", "temperature")
         if not isinstance(self.extra, Mapping) or {"messages", "model", "stream"} & {*self.extra}:
             raise UserError("chat.extra must be a group of fields, without messages, model or stream")
         try:

@@ -3,14 +3,14 @@
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from envs.core import TurnKind
 from marl.agents.base import Agent, Key, Reply, Request, beliefs_of
-from marl.common.errors import UserError, check_temperature
+from marl.common.errors import UserError, check_range, check_temperature
 from marl.decoding.cache import READ_BUDGET
 from marl.decoding.engine import Engine
 from marl.decoding.packing import groups_within
@@ -20,6 +20,8 @@ from marl.model.policy import Policy, check_half, half, take_weights
 from marl.model.sharding import is_split
 from marl.model.tokens import Asked, StreamWriter
 from marl.types import Belief, Kind, Stream
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -188,9 +190,12 @@ class ModelAgent:
 
     def _groups(self, keys: Sequence[Key]) -> list[list[Key]]:
         """Groups seats with about as much to read, of at most `read_budget` padded tokens."""
-        unread = {key: len(self._unread(self._seats[key])) for key in keys}
-        order = sorted(keys, key=lambda key: unread[key], reverse=True)
-        groups = groups_within([unread[key] for key in order], self.read_budget)
+        return self._alike({key: len(self._unread(self._seats[key])) for key in keys})
+
+    def _alike(self, sizes: Mapping[T, int]) -> list[list[T]]:
+        """Groups what has about as many tokens, of at most `read_budget` padded ones."""
+        order = sorted(sizes, key=lambda each: sizes[each], reverse=True)
+        groups = groups_within([sizes[each] for each in order], self.read_budget)
         return [[order[i] for i in group] for group in groups]
 
     @torch.no_grad()
@@ -267,17 +272,11 @@ class ModelAgent:
                     beside.setdefault(seat.slot, []).append(asked)
                     branches.setdefault(seat.slot, []).append((start, ids))
         found: dict[int, np.ndarray] = {}
-        for slots in self._groups_beside(branches):
+        widths = {slot: sum(len(ids) for _, ids in own) for slot, own in branches.items()}
+        for slots in map(sorted, self._alike(widths)):
             states = self.engine.read_beside(slots, [branches[slot] for slot in slots])
             found |= self._believe([asked for slot in slots for asked in beside[slot]], states)
         return found
-
-    def _groups_beside(self, branches: Mapping[int, Sequence[Branch]]) -> list[list[int]]:
-        """Groups slots whose branches are about as long, of at most `read_budget` padded tokens."""
-        width = {slot: sum(len(ids) for _, ids in own) for slot, own in branches.items()}
-        order = sorted(width, key=lambda slot: width[slot], reverse=True)
-        groups = groups_within([width[slot] for slot in order], self.read_budget)
-        return [sorted(order[i] for i in group) for group in groups]
 
     def _believe(self, asked: Sequence[Asked], states: torch.Tensor) -> dict[int, np.ndarray]:
         """Answers questions from the states (Q, D) that they end in: a softmax over the candidates of each."""
@@ -322,9 +321,8 @@ class PlayConfig:
     play_bf16: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("iterations", "games", "concurrency", "max_new_tokens", "context", "decode_steps"):
-            if getattr(self, name) < 1:
-                raise UserError(f"algo.{name}={getattr(self, name)}: must be at least 1")
+        counts = ("iterations", "games", "concurrency", "max_new_tokens", "context", "decode_steps")
+        check_range(self, "algo", "[1, inf)", *counts)
         check_temperature(self.temperature, "algo.temperature")
         if self.temperature == 0:
             raise UserError(f"algo.temperature={self.temperature}: must be above 0 to learn from what was sampled")

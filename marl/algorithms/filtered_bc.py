@@ -12,7 +12,7 @@ import numpy as np
 
 from marl.agents.model import model_agent
 from marl.algorithms.training import TrainConfig, Training
-from marl.common.errors import UserError
+from marl.common.errors import check_choices
 from marl.learning.batch import Row, collate, rows_of
 from marl.learning.config import UpdateConfig
 from marl.losses import any_needs
@@ -34,8 +34,7 @@ class FilteredBCConfig(TrainConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.keep not in KEEPS:
-            raise UserError(f"algo.keep={self.keep}: must be one of {', '.join(KEEPS)}")
+        check_choices(self, "algo", keep=KEEPS)
 
 
 def train_filtered_bc(training: Training, config: FilteredBCConfig) -> None:

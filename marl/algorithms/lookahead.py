@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from marl.common.errors import UserError, check_count
+from marl.common.errors import UserError, check_counts, check_range
 from marl.common.files import read_json, reading, write_json
 from marl.model.orders import OrderNet
 from marl.planning.lookahead import Game, Orders, Search, States, search
@@ -40,15 +40,10 @@ class LookaheadConfig:
     proposal_weight: float = 0.1
 
     def __post_init__(self) -> None:
-        for name in ("iterations", "games", "replay", "batch", "updates"):
-            check_count(getattr(self, name), name)
-        if not 0 <= self.explore <= 1:
-            raise UserError(f"explore={self.explore}: must be a probability")
-        if not 0 < self.learning_rate < 1:
-            raise UserError(f"learning_rate={self.learning_rate}: must lie between 0 and 1")
-        for name in ("value_weight", "proposal_weight"):
-            if not getattr(self, name) >= 0:
-                raise UserError(f"{name}={getattr(self, name)}: must be at least 0")
+        check_counts(self, ("iterations", "games", "replay", "batch", "updates"))
+        check_range(self, "", "[0, 1]", "explore")
+        check_range(self, "", "(0, 1)", "learning_rate")
+        check_range(self, "", "[0, inf)", "value_weight", "proposal_weight")
 
 
 class Data(NamedTuple):

@@ -13,7 +13,7 @@ from pathlib import Path
 from marl.agents.model import ModelAgent, model_agent
 from marl.algorithms.filtered_bc import KEEPS, competitive, select
 from marl.algorithms.training import TrainConfig, Training
-from marl.common.errors import UserError
+from marl.common.errors import UserError, check_choices, check_range
 from marl.intents.agent import told_agent
 from marl.learning.advantages import Credit, add_advantages
 from marl.learning.batch import collate, rows_of
@@ -52,17 +52,13 @@ class PPOConfig(TrainConfig):
             raise UserError(
                 f"algo.planner.choose={self.planner.choose}: PPO learns from the policy's own samples; must be own"
             )
-        if self.imitate not in KEEPS:
-            raise UserError(f"algo.imitate={self.imitate}: must be one of {', '.join(KEEPS)}")
-        if self.alternate < 0:
-            raise UserError(f"algo.alternate={self.alternate}: must not be negative")
+        check_choices(self, "algo", imitate=KEEPS, advantage=ESTIMATORS)
+        check_range(self, "algo", "[0, inf)", "alternate")
         self.check_advantage()
 
     def check_advantage(self) -> None:
         """Raises UserError for settings that the estimator does not read, or groups that it cannot compare."""
         name = self.advantage
-        if name not in ESTIMATORS:
-            raise UserError(f"algo.advantage={name}: must be one of {', '.join(ESTIMATORS)}")
         if self.group < 1 or (self.group == 1 and name in GROUPED):
             least = 2 if name in GROUPED else 1
             raise UserError(

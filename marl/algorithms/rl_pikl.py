@@ -16,7 +16,7 @@ import torch
 
 from envs.among_us.state import Ending
 from marl.algorithms.training import TrainConfig, Training
-from marl.common.errors import UserError
+from marl.common.errors import UserError, check_choices, check_range
 from marl.learning.advantages import Credit, add_advantages
 from marl.learning.batch import Row, collate, rows_of
 from marl.losses import any_needs
@@ -42,10 +42,8 @@ class RLPiklConfig(TrainConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.gamma <= 1:
-            raise UserError(f"algo.gamma={self.gamma}: must lie in [0, 1]")
-        if self.value not in VALUES:
-            raise UserError(f"algo.value={self.value}: must be one of {', '.join(VALUES)}")
+        check_range(self, "algo", "[0, 1]", "gamma")
+        check_choices(self, "algo", value=VALUES)
         if self.planner.choose == "own":
             raise UserError("algo.planner.choose=own: with algo=pikl plans are played. Choose sample or best.")
         if self.update.target_kl is not None:

@@ -1,10 +1,12 @@
 """Errors about bad input, and checks of settings that several commands share."""
 
 import difflib
+import math
+import re
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,15 @@ def naming(setting: str, term: object) -> Iterator[None]:
             f"{setting}: {type(term).__name__} raised {text} ({place.filename}, line {place.lineno}); "
             "mend it, or leave it out"
         ) from error
+
+
+@contextmanager
+def prefixed(prefix: str, *others: type[Exception]) -> Iterator[None]:
+    """Puts a prefix, such as a setting's name, before a UserError within the block; `others` become one."""
+    try:
+        yield
+    except (UserError, *others) as error:
+        raise UserError(f"{prefix}{error}") from error
 
 
 def check_writable(folder: str | Path, setting: str) -> None:
@@ -135,6 +146,44 @@ def check_count(value: Any, name: str, least: int = 1) -> None:
     if type(value) is not int or value < least:
         raise UserError(f"{name}={value}: must be a whole number, at least {least}")
     check_sizes(value, name)
+
+
+def check_counts(settings: object, names: Iterable[str], least: int = 1, where: str = "") -> None:
+    """Refuses settings of these names as `check_count` does. `where`: the group that they stand in."""
+    for name in names:
+        check_count(getattr(settings, name), dotted(where, name), least)
+
+
+def check_choices(settings: object, where: str, **known: Collection[str]) -> None:
+    """Refuses settings, by name, that are none of those that are known."""
+    for name, allowed in known.items():
+        if (value := getattr(settings, name)) not in allowed:
+            raise UserError(f"{dotted(where, name)}={value}: must be one of {', '.join(allowed)}")
+
+
+def check_range(settings: object, where: str, interval: str, *names: str) -> None:
+    """Refuses settings outside an interval, such as `[0, 1)`: from 0 to below 1, or `(0, inf)`: any above 0.
+
+    Words behind the interval end the error, as in `[0, 1], or null`. A setting that is null is not checked.
+    """
+    parts = re.fullmatch(r"([\[(])(\S+), (\S+)([\])])(.*)", interval)
+    assert parts, interval
+    first, low, high, last, hint = parts.groups()
+    ends = f"{'at least' if first == '[' else 'above'} {low}", f"{'at most' if last == ']' else 'below'} {high}"
+    words = {"[]": f"from {low} to {high}", "()": f"between {low} and {high}"}.get(first + last, " and ".join(ends))
+    for name in names:
+        value = getattr(settings, name)
+        if value is None:
+            continue
+        above = value > float(low) or (first == "[" and value == float(low))
+        if not above or not (value < float(high) or (last == "]" and value == float(high))):
+            finite = "finite" if value == math.inf else ends[0] if high == "inf" else words
+            raise UserError(f"{dotted(where, name)}={value}: must be {finite}{hint}")
+
+
+def dotted(where: str, name: str) -> str:
+    """The full name of a setting in a group, or of one in none."""
+    return f"{where}.{name}" if where else name
 
 
 def check_temperature(value: Any, name: str) -> None:

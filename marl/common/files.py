@@ -136,6 +136,15 @@ def reading(what: object) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def reading_kept(path: str | Path, what: str) -> Iterator[None]:
+    """Turns errors within the block into a UserError: the file does not hold `what`, which a command makes again."""
+    try:
+        yield
+    except FAULTS as error:
+        raise UserError(f"{path} does not hold {what}: remove it, and the same command makes it again") from error
+
+
 def read_bytes(path: str | Path, most: int = MOST_LINES, linked: bool = False) -> bytes:
     """Bytes of a plain file. UserError if it cannot be read, has more than `most` bytes, or is a pipe, a device or a
     link out of its folder. `linked` allows links, for files that the command line names."""

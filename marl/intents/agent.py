@@ -24,7 +24,7 @@ from envs.dond import rules as dond_rules
 from envs.dond import texts as dond_texts
 from marl.agents.base import Key, Reply, Request
 from marl.agents.model import ModelSeat, PlayConfig, room
-from marl.common.errors import UserError
+from marl.common.errors import UserError, check_range
 from marl.common.files import read_json
 from marl.intents import filters
 from marl.intents.among_us import TableConfig
@@ -64,13 +64,9 @@ class CiceroConfig:
     among_us: TableConfig = field(default_factory=TableConfig)  # plans and filters of that game
 
     def __post_init__(self) -> None:
-        if not 0 <= self.nonsense < 1:
-            raise UserError(f"cicero.nonsense={self.nonsense}: must be a share below 1, such as 0.05, or 0 for none")
-        if self.correspondence is not None and not -1 <= self.correspondence <= 1:
-            raise UserError(f"cicero.correspondence={self.correspondence}: must be from -1 to 1, or null for none")
-        for name in ("value", "top_p"):
-            if not 0 < getattr(self, name) <= 1:
-                raise UserError(f"cicero.{name}={getattr(self, name)}: must be above 0 and at most 1")
+        check_range(self, "cicero", "[0, 1), a share such as 0.05, or 0 for none", "nonsense")
+        check_range(self, "cicero", "[-1, 1], or null for none", "correspondence")
+        check_range(self, "cicero", "(0, 1]", "value", "top_p")
         if not 1 <= self.candidates <= self.draws:
             raise UserError(f"cicero.candidates={self.candidates}: must be at least 1, and at most draws={self.draws}")
 

@@ -6,7 +6,6 @@ are truthful by the game's log, what the table has heard, and what an imposter m
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -22,7 +21,7 @@ from envs.among_us.texts import LOWER, write
 from envs.core import Style
 from marl.agents.scripted.among_us import Memory
 from marl.agents.scripted.among_us_language import ACCUSING, Topic, understand
-from marl.common.errors import UserError
+from marl.common.errors import check_range
 from marl.metrics.claims import claims_of
 from marl.planning import pikl
 from marl.types import Episode
@@ -56,13 +55,9 @@ class TableConfig:
     facts: bool = True  # an imposter says nothing that exposes it or that its own eyes contradict
 
     def __post_init__(self) -> None:
-        for name in ("strength", "mistake"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UserError(f"cicero.among_us.{name}={getattr(self, name)}: must be a number, at least 0")
-        if not 0 < self.floor < 1:
-            raise UserError(f"cicero.among_us.floor={self.floor}: must be between 0 and 1")
-        if self.giveaway is not None and not 0 <= self.giveaway <= 1:
-            raise UserError(f"cicero.among_us.giveaway={self.giveaway}: must be from 0 to 1, or null for none")
+        check_range(self, "cicero.among_us", "[0, inf)", "strength", "mistake")
+        check_range(self, "cicero.among_us", "(0, 1)", "floor")
+        check_range(self, "cicero.among_us", "[0, 1], or null for none", "giveaway")
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------

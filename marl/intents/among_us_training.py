@@ -17,23 +17,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from envs.core import END
-from marl.decoding.engine import Engine
 from marl.intents.among_us import Intent, accused_outright, intent_text
 from marl.intents.among_us_votes import Annotated, meetings_of, said_by, table_rows, with_votes
-from marl.intents.draws import draw_messages
+from marl.intents.draws import messages_behind, plain_words
+from marl.intents.streams import told_before
 from marl.learning.batch import Row
 from marl.losses.listening import ListeningLoss
 from marl.model.optim import OPTIMIZERS, MuonAndAdamW
-from marl.model.policy import Policy, tiny_lm
-from marl.model.tokens import Tokens, train_tokenizer
+from marl.model.policy import Policy
+from marl.model.tokens import Tokens
 from marl.pretraining import corpus
+from marl.pretraining.base import from_scratch
 from marl.pretraining.config import BaseConfig, Lesson, ModelConfig, tokenizer_games
 from marl.pretraining.fit import fit
-from marl.rollout.games import env_maker, game_module, scripted
+from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import draw_games
-from marl.types import Belief, Episode, Kind, Stream
+from marl.types import Belief, Episode
 
 GAMES, ORDER, TOLD = 121, 122, 123  # places of the seed
 ALONE = 8  # passes of a lesson in votes over views alone
@@ -46,10 +46,7 @@ Progress = Callable[[int, int], None]  # steps taken, all steps
 def untrained(model: ModelConfig, base: BaseConfig, env: Mapping[str, Any]) -> Policy:
     """A model that has learned nothing yet, but a tokenizer of scripted games."""
     texts = corpus.scripted_texts("among_us", [env_maker(env)], base.seed, tokenizer_games(base), base.players)
-    tokens = Tokens(train_tokenizer(texts, game_module("among_us").COMPACT_TOKENS, model.vocab_size))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(base.seed)
-        return Policy(tiny_lm(tokens.size, **model.shape(), generator_seed=base.seed), tokens)
+    return from_scratch("among_us", texts, model, base.seed)
 
 
 def scripted_games(env: Mapping[str, Any], tokens: Tokens, base: BaseConfig, part: int, count: int) -> list[Episode]:
@@ -71,25 +68,8 @@ def action_rows(episodes: Sequence[Episode], tokens: Tokens) -> list[Row]:
 def told(row: Row, intents: Mapping[int, Intent], tokens: Tokens) -> Row:
     """The row with the intent of each message, by the message's step, before its cue, where its speaker alone reads it
     (`StreamWriter.tell`)."""
-    episode, agent = row
-    stream, cue = episode.streams[agent], len(tokens.format.cue)
-    lines = {
-        turn.start - cue: tokens.framed(intent_text(intents[turn.step]), tokens.format.heard)
-        for turn in episode.turns
-        if turn.agent == agent and turn.reply_ids and turn.step in intents
-    }
-
-    def moved(position: int) -> int:
-        return position + sum(len(ids) for place, ids in lines.items() if place <= position)
-
-    longer = Stream()
-    for position, (token, kind) in enumerate(zip(stream.tokens, stream.kinds, strict=True)):
-        longer.append(lines.get(position, []), Kind.QUESTION)
-        longer.append([token], kind)
-    turns = [replace(t, start=moved(t.start)) if t.agent == agent and t.start >= 0 else t for t in episode.turns]
-    beliefs = [replace(b, position=moved(b.position)) if b.listener == agent else b for b in episode.beliefs]
-    streams = {**episode.streams, agent: longer}
-    return replace(episode, streams=streams, turns=tuple(turns), beliefs=tuple(beliefs)), agent
+    own = [turn for turn in row[0].turns if turn.agent == row[1] and turn.reply_ids and turn.step in intents]
+    return told_before(row, [(turn, intent_text(intents[turn.step])) for turn in own], tokens)
 
 
 def intents_of(annotated: Sequence[Annotated]) -> Intents:
@@ -185,22 +165,13 @@ def say_under(
 ) -> list[str]:  # fmt: skip
     """Draws a message at each of these places, the step of a recorded message, under an intent instead of its own.
     Earlier messages of the view keep theirs. Empty: an unfinished one."""
-    tokens, said = policy.tokens, []
-    engine = Engine(policy, at_once, context)
-    for start in range(0, len(places), at_once):
-        streams = []
-        for (episode, agent), step, intent in places[start : start + at_once]:
-            own = intents.get((episode.seed, agent), {})
-            view, _ = told((episode, agent), {**own, step: intent}, tokens)
-            turn = next(t for t in view.turns if (t.agent, t.step) == (agent, step))
-            streams.append(view.streams[agent].tokens[: turn.start])
-        slots = [engine.allocate() for _ in streams]
-        engine.read(slots, [stream[:-1] for stream in streams])
-        drawn = draw_messages(
-            engine, slots, [stream[-1] for stream in streams], [limit] * len(slots), temperature=temperature,
-            top_p=top_p, rng=rng, tag="",
-        )  # fmt: skip
-        for slot in slots:
-            engine.free(slot)
-        said += [tokens.reply_text(ids).partition(END)[0].strip() if tokens.ends(ids) else "" for ids, _ in drawn]
-    return said
+    tokens, streams = policy.tokens, []
+    for (episode, agent), step, intent in places:
+        own = intents.get((episode.seed, agent), {})
+        view, _ = told((episode, agent), {**own, step: intent}, tokens)
+        turn = next(t for t in view.turns if (t.agent, t.step) == (agent, step))
+        streams.append(view.streams[agent].tokens[: turn.start])
+    drawn = messages_behind(
+        policy, streams, limit, context=context, at_once=at_once, temperature=temperature, top_p=top_p, rng=rng, tag=""
+    )
+    return [plain_words(ids, tokens) for ids, _ in drawn]

@@ -18,7 +18,7 @@ import numpy as np
 
 from envs.dond.rules import Context, Triple, allocations, in_test, rest
 from envs.human_dond import HumanView, Step, permuted
-from marl.common.errors import UserError, check_count
+from marl.common.errors import check_count, check_range
 from marl.intents.annotate import certain_split, named_items
 from marl.intents.streams import Intent, grounded
 from marl.pretraining import corpus
@@ -38,10 +38,8 @@ class Lessons:
 
     def __post_init__(self) -> None:
         check_count(self.epochs, "lessons.epochs", 0)
-        if not 0 <= self.share < 1:
-            raise UserError(f"lessons.share={self.share}: must be at least 0 and below 1")
-        if not self.learning_rate > 0:
-            raise UserError(f"lessons.learning_rate={self.learning_rate}: must be above 0")
+        check_range(self, "lessons", "[0, 1)", "share")
+        check_range(self, "lessons", "(0, inf)", "learning_rate")
 
 
 # Messages by pool: those that state a whole split, and others that name items, each under every claim that it fits.

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from envs.core import END
 from envs.dond import replies, texts
 from marl.agents.model import ModelSeat
 from marl.decoding.engine import Engine
+from marl.model.policy import Policy
+from marl.model.tokens import Tokens
 
 Drawn = tuple[list[int], list[float]]  # a reply's ids and their log-probabilities, without the cut to the likeliest
 DRAW = 2  # place of a seat's seed
@@ -58,6 +61,23 @@ def draw_messages(
     return list(zip(ids, logs, strict=True))
 
 
+def messages_behind(
+    policy: Policy, streams: Sequence[Sequence[int]], limit: int, *, context: int, at_once: int, temperature: float,
+    top_p: float, rng: np.random.Generator, tag: str = replies.MESSAGE,
+) -> list[Drawn]:  # fmt: skip
+    """Continues each stream, up to a cue, by one message of at most `limit` tokens; `at_once` of them side by side."""
+    engine, found = Engine(policy, at_once, context), list[Drawn]()
+    for start in range(0, len(streams), at_once):
+        group = streams[start : start + at_once]
+        slots = [engine.allocate() for _ in group]
+        engine.read(slots, [stream[:-1] for stream in group])
+        last, limits = [stream[-1] for stream in group], [limit] * len(group)
+        found += draw_messages(engine, slots, last, limits, temperature=temperature, top_p=top_p, rng=rng, tag=tag)
+        for slot in slots:
+            engine.free(slot)
+    return found
+
+
 def draws_for(
     engine: Engine, seat: ModelSeat, count: int, done: int, limit: int, *, temperature: float, top_p: float,
     tag: str = replies.MESSAGE,
@@ -86,9 +106,13 @@ def nucleus(probs: np.ndarray, top_p: float, height: float) -> int:
     return int(order[min(place, kept - 1)])
 
 
-def words_of(ids: Sequence[int], engine: Engine) -> str:
+def plain_words(ids: Sequence[int], tokens: Tokens) -> str:
+    """Returns the words of a reply without tags; empty if it is unfinished."""
+    return tokens.reply_text(ids).partition(END)[0].strip() if tokens.ends(ids) else ""
+
+
+def words_of(ids: Sequence[int], tokens: Tokens) -> str:
     """Returns what a partner would read of a reply in Deal or No Deal; empty if it is unfinished or no message."""
-    tokens = engine.policy.tokens
     parsed = replies.parse_reply(tokens.reply_text(ids), (0, 0, 0), False, 1)
     if not tokens.ends(ids) or not isinstance(parsed, replies.Message):
         return ""

@@ -13,12 +13,11 @@ import numpy as np
 from envs.dond.replies import MESSAGE
 from envs.dond.rules import Triple, allocations, rest
 from envs.human_dond import HumanView, NotReplayable, replay
-from marl.decoding.engine import Engine
 from marl.intents.agent import intent_in
 from marl.intents.annotate import certain_split, named_items
 from marl.intents.corruptions import KINDS, Bigrams, Place
-from marl.intents.draws import draw_messages, words_of
-from marl.intents.nonsense import Said, features
+from marl.intents.draws import messages_behind, words_of
+from marl.intents.nonsense import features
 from marl.intents.streams import Intent, grounded, said
 from marl.intents.training import in_arm
 from marl.learning.batch import Row
@@ -134,21 +133,14 @@ def controlled(
             own[reply] = Intent(claim, rest(claim, view.counts))
         streams.append(_up_to_reply(grounded(replay(view, env), arm, own), policy.tokens, reply))
         wanted.append(own[reply])
-    engine = Engine(policy, AT_ONCE, context)
+    texts = messages_behind(
+        policy, streams, limit, context=context, at_once=AT_ONCE, temperature=temperature, top_p=top_p, rng=rng
+    )
     found = []
-    for start in range(0, len(streams), AT_ONCE):
-        group = streams[start : start + AT_ONCE]
-        slots = [engine.allocate() for _ in group]
-        engine.read(slots, [stream[:-1] for stream in group])
-        last, limits = [stream[-1] for stream in group], [limit] * len(group)
-        texts = draw_messages(engine, slots, last, limits, temperature=temperature, top_p=top_p, rng=rng)
-        for slot in slots:
-            engine.free(slot)
-        for (view, reply), intent, (ids, _) in zip(drawn[start:], wanted[start:], texts, strict=False):
-            message = words_of(ids, engine)
-            own = [place for place, (who, text) in enumerate(view.turns) if who == "YOU" and text is not None][reply]
-            heard, human = view.turns[own - 1][1] if own else "", view.turns[own][1]
-            found.append(Controlled(heard or "", human or "", view.counts, intent, message))
+    for (view, reply), intent, (ids, _) in zip(drawn, wanted, texts, strict=True):
+        place = [place for place, (who, text) in enumerate(view.turns) if who == "YOU" and text is not None][reply]
+        heard, human = view.turns[place - 1][1] if place else "", view.turns[place][1]
+        found.append(Controlled(heard or "", human or "", view.counts, intent, words_of(ids, policy.tokens)))
     return found
 
 
@@ -201,12 +193,7 @@ def spoiled(
     return found
 
 
-def as_said(messages: Sequence[tuple[Spoken, str]], tokens: Tokens) -> list[Said]:
-    """Each message in its dialogue, as `nonsense.features` reads it."""
-    ids = [tokens.encode(said(text)) for _, text in messages]
-    return [([*each.stream, *own], len(own)) for (each, _), own in zip(messages, ids, strict=True)]
-
-
 def read_messages(policy: Policy, messages: Sequence[tuple[Spoken, str]]) -> Any:
-    """Features (N, F) of these messages."""
-    return features(policy, as_said(messages, policy.tokens))
+    """Features (N, F) of these messages, each in its dialogue."""
+    ids = [policy.tokens.encode(said(text)) for _, text in messages]
+    return features(policy, [([*each.stream, *own], len(own)) for (each, _), own in zip(messages, ids, strict=True)])

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from marl.common.errors import UserError
 from marl.common.files import read_json, write_json
 from marl.intents.corruptions import KINDS
-from marl.metrics.listener import speech_scores
+from marl.metrics.listener import passes, speech_scores
 from marl.model.policy import Policy
 
 Floats = NDArray[np.float64]
@@ -34,16 +34,7 @@ Said = tuple[list[int], int]  # a stream that ends with a message, and how many 
 def features(policy: Policy, rows: Sequence[Said]) -> Tensor:
     """Returns what the heads read of each message, (N, 2 D + 3) on the CPU."""
     found: list[Tensor] = [torch.zeros(0)] * len(rows)
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]))
-    while order:
-        longest = 0
-        group: list[int] = []
-        while order and (not group or (len(group) + 1) * len(rows[order[0]][0]) <= PASS_TOKENS):
-            longest = max(longest, len(rows[order[0]][0]))
-            group.append(order.pop(0))
-        tokens = torch.zeros((len(group), longest), dtype=torch.int64, device=policy.device)
-        for b, i in enumerate(group):
-            tokens[b, : len(rows[i][0])] = torch.tensor(rows[i][0])
+    for group, tokens in passes([stream for stream, _ in rows], PASS_TOKENS, policy.device):
         hidden = policy.hidden(tokens)
         for b, i in enumerate(group):
             stream, size = rows[i]

@@ -24,6 +24,7 @@ from marl.agents.base import Player
 from marl.agents.text import TextAgent
 from marl.intents.orders import OrderReader, trees_of
 from marl.intents.press import Intent, Noted, Notes, Phase, asks, choices_of, talk_view, truthful
+from marl.intents.streams import told_before
 from marl.learning.batch import Row
 from marl.losses import Loss
 from marl.losses.imitation import ImitationLoss
@@ -36,7 +37,7 @@ from marl.pretraining.fit import fit
 from marl.rollout.games import env_maker, scripts_module
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import Game, draw_games, sampling_seed
-from marl.types import Episode, Kind, Stream, Turn
+from marl.types import Episode, Kind, Turn
 
 GAMES, VIEWS, TESTED = 108, 109, 110  # places of the seed
 WHOLE = 0.4  # share of the views that hold all of a seat's talk
@@ -188,30 +189,10 @@ def annotate(seats: Sequence[Notes], reader: OrderReader) -> list[list[list[Inte
 # --- The dialogue model -----------------------------------------------------------------------------------------------
 def told(episode: Episode, agent: str, intents: Sequence[Intent | None], tokens: Tokens) -> Row:
     """A seat's row in which each of its messages stands behind its intent, where it has one."""
-    stream, cue = episode.streams[agent], len(tokens.format.cue)
     speaking = [turn for turn in episode.turns if turn.agent == agent and turn.kind == TurnKind.SPEAK and turn.message]
     assert len(speaking) == len(intents), (len(speaking), len(intents))
-    written, moved, done = Stream(), np.zeros(len(stream) + 1, np.int64), 0
-    for turn, intent in zip(speaking, intents, strict=True):
-        if intent is None:
-            continue
-        at = turn.start - cue
-        written.tokens += stream.tokens[done:at]
-        written.kinds += stream.kinds[done:at]
-        ids = tokens.framed(intent.text(), tokens.format.heard)
-        written.append(ids, Kind.QUESTION)
-        moved[at:] += len(ids)
-        done = at
-    written.tokens += stream.tokens[done:]
-    written.kinds += stream.kinds[done:]
-    turns = tuple(
-        replace(turn, start=turn.start + int(moved[turn.start])) if turn.agent == agent and turn.start >= 0 else turn
-        for turn in episode.turns
-    )
-    beliefs = tuple(
-        replace(b, position=b.position + int(moved[b.position])) if b.listener == agent else b for b in episode.beliefs
-    )
-    return replace(episode, streams={**episode.streams, agent: written}, turns=turns, beliefs=beliefs), agent
+    both = zip(speaking, intents, strict=True)
+    return told_before((episode, agent), [(turn, intent.text()) for turn, intent in both if intent], tokens)
 
 
 def dialogue_model(

@@ -8,6 +8,7 @@ opening are written as 0; the pool stays, since both players and the rules know 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from envs.core import END
@@ -15,9 +16,10 @@ from envs.dond.replies import MESSAGE, PROPOSE
 from envs.dond.rules import ITEMS, Triple
 from envs.dond.texts import prompt_with
 from envs.human_dond import Step
+from marl.learning.batch import Row
 from marl.model.tokens import StreamWriter, Tokens
 from marl.pretraining.corpus import Steps
-from marl.types import Kind
+from marl.types import Kind, Stream, Turn
 
 ARMS = ("none", "state", "intent", "both")
 TOLD = ("intent", "both")  # arms whose models are told intents
@@ -45,6 +47,26 @@ def intent_text(intent: Intent) -> str:
 
 # Kept with models: those that were told numbers alone, as once, would misread names.
 FORM = intent_text(Intent((1, 2, 3), (3, 2, 1)))
+
+
+def told_before(row: Row, lines: Iterable[tuple[Turn, str]], tokens: Tokens) -> Row:
+    """The row with a line before the cue of each of these turns, where the player alone reads it, as
+    `StreamWriter.tell` writes it."""
+    episode, agent = row
+    stream, cue = episode.streams[agent], len(tokens.format.cue)
+    told = {turn.start - cue: tokens.framed(line, tokens.format.heard) for turn, line in lines}
+
+    def moved(position: int) -> int:
+        return position + sum(len(ids) for place, ids in told.items() if place <= position)
+
+    longer = Stream()
+    for position, (token, kind) in enumerate(zip(stream.tokens, stream.kinds, strict=True)):
+        longer.append(told.get(position, []), Kind.QUESTION)
+        longer.append([token], kind)
+    turns = [replace(t, start=moved(t.start)) if t.agent == agent and t.start >= 0 else t for t in episode.turns]
+    beliefs = [replace(b, position=moved(b.position)) if b.listener == agent else b for b in episode.beliefs]
+    streams = {**episode.streams, agent: longer}
+    return replace(episode, streams=streams, turns=tuple(turns), beliefs=tuple(beliefs)), agent
 
 
 def check_arm(arm: str) -> None:

@@ -49,7 +49,7 @@ class Talker(ModelAgent, Generic[Mind]):
 
     def _words(self, ids: Sequence[int]) -> str:
         """Returns what the others would read of a reply; empty if it is unfinished or no message."""
-        return words_of(ids, self.engine)
+        return words_of(ids, self.tokens)
 
     def _converse(self, key: Key, seat: ModelSeat, mind: Mind) -> list[Draw]:
         """Draws messages until enough pass the filters. Returns all, in the order in which they were drawn."""

@@ -29,12 +29,12 @@ from marl.intents.claims import ClaimReader
 from marl.intents.streams import ARMS, FORM, TOLD, Intent, grounded, unasked
 from marl.intents.truthful import OTHER, unfaithful
 from marl.model.optim import MuonAndAdamW
-from marl.model.policy import Policy, dropout, tiny_lm
-from marl.model.tokens import Tokens, train_tokenizer
+from marl.model.policy import Policy, dropout
 from marl.pretraining import corpus
+from marl.pretraining.base import from_scratch
 from marl.pretraining.config import BaseConfig, ModelConfig
 from marl.pretraining.fit import fit
-from marl.rollout.games import env_maker, game_module
+from marl.rollout.games import env_maker
 from marl.storage.checkpoint import load_policy, make_once, read_card, save_policy
 
 CUTS = 107  # of the seed
@@ -100,10 +100,7 @@ def untrained(model: ModelConfig, base: BaseConfig, games: Sequence[Callable[[],
     """A model that has learned nothing yet, but a tokenizer of all dialogues."""
     whole = replace(base, keep="all", human_games=0, deals_only=False)
     texts = corpus.recorded(data, "train", games, whole).texts
-    tokens = Tokens(train_tokenizer(texts, game_module("dond").COMPACT_TOKENS, model.vocab_size))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(base.seed)
-        return Policy(tiny_lm(tokens.size, **model.shape(), generator_seed=base.seed), tokens)
+    return from_scratch("dond", texts, model, base.seed)
 
 
 def annotated(

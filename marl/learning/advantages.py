@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from marl.common.errors import UserError
+from marl.common.errors import check_choices, check_range
 from marl.rewards import Reward, of_messages
 from marl.types import TokenBatch
 
@@ -37,11 +37,8 @@ class Credit:
     speech: str = "separate"
 
     def __post_init__(self) -> None:
-        if self.speech not in CREDITS:
-            raise UserError(f"algo.credit.speech={self.speech}: must be one of {', '.join(CREDITS)}")
-        for name in ("gamma", "gae_lambda"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise UserError(f"algo.credit.{name}={getattr(self, name)}: must lie in [0, 1]")
+        check_choices(self, "algo.credit", speech=CREDITS)
+        check_range(self, "algo.credit", "[0, 1]", "gamma", "gae_lambda")
 
 
 def gae(rewards: Tensor, values: Tensor, gamma: float, gae_lambda: float) -> tuple[Tensor, Tensor]:

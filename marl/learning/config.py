@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from marl.common.errors import UserError
+from marl.common.errors import check_choices, check_range
 from marl.model.optim import OPTIMIZERS
 
 
@@ -24,17 +24,9 @@ class UpdateConfig:
     gradient_checkpointing: bool = False  # compute activations again in the backward pass: memory and speed only
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "minibatches", "token_budget"):
-            if getattr(self, name) < 1:
-                raise UserError(f"algo.update.{name}={getattr(self, name)}: must be at least 1")
-        if self.optimizer not in OPTIMIZERS:
-            raise UserError(f"algo.update.optimizer={self.optimizer}: must be one of {', '.join(OPTIMIZERS)}")
-        if self.rows is not None and self.rows < 1:
-            raise UserError(f"algo.update.rows={self.rows}: must be at least 1, or null")
-        if self.target_kl is not None and self.target_kl < 0:
-            raise UserError(f"algo.update.target_kl={self.target_kl}: must not be negative; null for none")
-        if self.learning_rate < 0 or self.weight_decay < 0 or self.max_grad_norm <= 0:
-            raise UserError(
-                f"algo.update.learning_rate={self.learning_rate}, weight_decay={self.weight_decay}, max_grad_norm="
-                f"{self.max_grad_norm}: the first two must not be negative, the last must be above 0"
-            )
+        check_range(self, "algo.update", "[1, inf)", "epochs", "minibatches", "token_budget")
+        check_choices(self, "algo.update", optimizer=OPTIMIZERS)
+        check_range(self, "algo.update", "[1, inf), or null", "rows")
+        check_range(self, "algo.update", "[0, inf), or null for none", "target_kl")
+        check_range(self, "algo.update", "[0, inf)", "learning_rate", "weight_decay")
+        check_range(self, "algo.update", "(0, inf)", "max_grad_norm")

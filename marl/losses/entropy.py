@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from marl.common.errors import UserError
+from marl.common.errors import check_choices
 from marl.losses import OVER, Outputs, replies
 from marl.types import TokenBatch
 
@@ -18,8 +18,7 @@ class EntropyLoss:
     reads: str = "reply"
 
     def __post_init__(self) -> None:
-        if self.over not in OVER:
-            raise UserError(f"loss.entropy.over={self.over}: must be one of {', '.join(OVER)}")
+        check_choices(self, "loss.entropy", over=OVER)
 
     @property
     def needs_samples(self) -> bool:

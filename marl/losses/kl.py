@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from marl.common.errors import UserError
+from marl.common.errors import check_choices
 from marl.losses import OVER, Outputs, replies
 from marl.types import TokenBatch
 
@@ -34,10 +34,7 @@ class KLLoss:
         return self.estimator != "exact"
 
     def __post_init__(self) -> None:
-        if self.estimator not in ESTIMATORS:
-            raise UserError(f"loss.kl.estimator={self.estimator}: must be one of {', '.join(ESTIMATORS)}")
-        if self.over not in OVER:
-            raise UserError(f"loss.kl.over={self.over}: must be one of {', '.join(OVER)}")
+        check_choices(self, "loss.kl", estimator=ESTIMATORS, over=OVER)
 
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
         mask = replies(batch, self.over)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from marl.common.errors import UserError
+from marl.common.errors import check_choices, check_range
 from marl.losses import Outputs
 from marl.types import TokenBatch
 
@@ -34,10 +34,8 @@ class PlanLoss:
     reads: str = "planned"
 
     def __post_init__(self) -> None:
-        if self.form not in FORMS:
-            raise UserError(f"loss.plan.form={self.form}: must be one of {', '.join(FORMS)}")
-        if not 0 < self.floor < 1:
-            raise UserError(f"loss.plan.floor={self.floor}: must lie between 0 and 1")
+        check_choices(self, "loss.plan", form=FORMS)
+        check_range(self, "loss.plan", "(0, 1)", "floor")
 
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
         mask = batch.planned

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from marl.common.errors import UserError
+from marl.common.errors import check_range
 from marl.losses import Outputs
 from marl.types import Kind, TokenBatch
 
@@ -27,11 +27,8 @@ class PolicyLoss:
     needs_advantages: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for name in ("speech", "choice"):
-            if getattr(self, name) < 0:
-                raise UserError(f"loss.policy.{name}={getattr(self, name)}: must not be negative")
-        if self.clip_coef <= 0:
-            raise UserError(f"loss.policy.clip_coef={self.clip_coef}: must be above 0")
+        check_range(self, "loss.policy", "[0, inf)", "speech", "choice")
+        check_range(self, "loss.policy", "(0, inf)", "clip_coef")
 
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
         ratio = (outputs.logprobs - batch.logprobs).exp()  # (B, T)

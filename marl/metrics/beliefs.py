@@ -129,16 +129,13 @@ def belief_metrics(
     return {name: interval for name, interval in found.items() if interval is not None}
 
 
-def belief_by_message(
-    episodes: Sequence[Episode], rng: np.random.Generator | None = None, players: Collection[str] | None = None
-) -> list[Metrics]:
+def belief_by_message(episodes: Sequence[Episode], players: Collection[str] | None = None) -> list[Metrics]:
     """Grades after k messages of a discussion, as entry k, with those of the exact prior and of chance.
 
     Later entries come from longer discussions only: compare an entry with its own prior or chance, or by `gain`, the
     log-loss of the same listener's answer before this one minus this one's.
     """
-    rng = rng or np.random.default_rng(0)
-    table = belief_table(episodes, players)
+    rng, table = np.random.default_rng(0), belief_table(episodes, players)
     entries = []
     for number in range(int(table.number.max()) + 1 if len(table) else 0):
         here = table.number == number

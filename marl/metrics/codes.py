@@ -114,12 +114,14 @@ def detected(
     scores = np.zeros(drawn.shape)
     for fold in range(FOLDS):
         test = games % FOLDS == fold
-        scores[test] = _means(counts[test]) @ form_weights(counts[~test], drawn[~test])
+        # Shares of the forms, so that who speaks more often scores no higher.
+        scores[test] = counts[test] / counts[test].sum(1, keepdims=True) @ form_weights(counts[~test], drawn[~test])
     pairs = _pairs(people)
     right = _right(scores, drawn, pairs)  # (pairs, 1 + draws), nan if both have one label
     shares = np.nansum(right, 0) / (~np.isnan(right)).sum(0)
     p = (1 + int((shares[1:] >= shares[0] - 1e-12).sum())) / (1 + permutations)
-    return _by_game(right[:, 0], games[pairs[0]], rng), p
+    told = ~np.isnan(right[:, 0])
+    return bootstrap_ratio(np.where(told, right[:, 0], 0.0), told, games[pairs[0]], rng=rng), p
 
 
 def form_weights(counts: Floats, labels: Floats) -> Floats:
@@ -150,11 +152,6 @@ def _counts(people: Sequence[Speaker], names: Sequence[str]) -> Floats:
     return counts
 
 
-def _means(counts: Floats) -> Floats:
-    """Shares of the forms, so that who speaks more often scores no higher."""
-    return counts / counts.sum(1, keepdims=True)
-
-
 def _permuted(labels: Floats, scenes: np.ndarray, rng: np.random.Generator) -> Floats:
     """Labels shuffled within each scene."""
     drawn = np.empty_like(labels)
@@ -179,11 +176,3 @@ def _right(scores: Floats, labels: Floats, pairs: tuple[np.ndarray, np.ndarray])
     first, second = pairs
     sign = np.sign(np.round(scores[first] - scores[second], 12)) * (labels[first] - labels[second])
     return np.where(labels[first] == labels[second], np.nan, (1 + sign) / 2)
-
-
-def _by_game(right: Floats, games: np.ndarray, rng: np.random.Generator) -> Interval:
-    """The share of pairs told apart, with an interval over games."""
-    index = np.unique(games, return_inverse=True)[1]
-    counted = ~np.isnan(right)
-    top = np.bincount(index, weights=np.nan_to_num(right))
-    return bootstrap_ratio(top, np.bincount(index, weights=counted.astype(float)), rng=rng)

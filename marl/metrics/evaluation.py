@@ -22,7 +22,6 @@ def metrics(
     game: str,
     objective: float = 0.0,
     players: Collection[str] | None = None,
-    rng: np.random.Generator | None = None,
 ) -> Metrics:
     """All metrics of these games, by name (wording.csv). Raises ValueError without a game.
 
@@ -33,7 +32,7 @@ def metrics(
     """
     if not episodes:
         raise ValueError("no episodes to evaluate: play at least one game")
-    rng = rng or np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     if game == "dond":
         own = dond_metrics(episodes, objective, rng)
     elif game == "among_us":

@@ -174,7 +174,8 @@ def naming_effects(
     values: dict[str, ByGame] = {"speech/pull": []}
     for game, message in messages:
         if len(message.accused) == 1 and played_by(players, message.turn, episodes[game]):
-            values["speech/pull"] += [(game, change) for change in pulls(episodes[game], message)]
+            moves = belief_moves(episodes[game], message.turn, message.accused[0])
+            values["speech/pull"] += [(game, float(after - before)) for before, after, _ in moves]
     for name, of in CHANGES.items():
         changes = [belief_changes(episode, of) for episode in episodes]
         heard = [
@@ -191,8 +192,3 @@ def naming_effects(
                 kind = "imposter" if message.meets(message.named) else "other" if message.named else "nobody"
                 values.setdefault(f"{name}/names_{kind}", []).append((game, change))
     return values
-
-
-def pulls(episode: Episode, message: Message) -> list[float]:
-    """Change of each crewmate's belief in the one player accused, if it was asked before and after the message."""
-    return [float(after - before) for before, after, _ in belief_moves(episode, message.turn, message.accused[0])]

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.utils.rnn import pad_sequence
 
 from envs.core import END
 from envs.dond import replies, rules
@@ -289,8 +290,7 @@ def listener_metrics(
         "talk/prior": bootstrap_mean([np.log(h.exact.shape[1]) for h in found], games, rng=rng),
     }
     if said.sum() > 0:
-        by_game = np.array([(said[games == g].sum(), heard[games == g].sum()) for g in np.unique(games)])
-        metrics["talk/share_heard"] = bootstrap_ratio(by_game[:, 1], by_game[:, 0], rng=rng)
+        metrics["talk/share_heard"] = bootstrap_ratio(heard, said, games, rng=rng)
     for number in range(1, max(len(h.said) for h in found)):
         those = [h for h in found if len(h.said) > number]
         for name in ("said", "heard"):
@@ -319,11 +319,7 @@ def log_likelihoods(
 ) -> list[Floats]:
     """Log-probability of each marked part of each row, as speech: one array (parts,) a row."""
     found: list[Floats] = [np.zeros(0)] * len(rows)
-    for group in _passes([len(tokens) for tokens, _ in rows]):
-        longest = max(len(rows[i][0]) for i in group)
-        tokens = torch.zeros((len(group), longest), dtype=torch.int64, device=policy.device)
-        for b, i in enumerate(group):
-            tokens[b, : len(rows[i][0])] = torch.tensor(rows[i][0])
+    for group, tokens in passes([tokens for tokens, _ in rows], PASS_TOKENS, policy.device):
         at = [(b, t) for b, i in enumerate(group) for span in rows[i][1] for t in range(*span)]
         if not at:
             continue
@@ -345,13 +341,14 @@ def speech_scores(policy: Policy, states: torch.Tensor, ids: torch.Tensor, tempe
     return torch.cat(scores).cpu()
 
 
-def _passes(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Groups rows of like length into passes of PASS_TOKENS."""
-    group: list[int] = []
-    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
-        if group and (len(group) + 1) * lengths[i] > PASS_TOKENS:
-            yield group
-            group = []
-        group.append(i)
-    if group:
-        yield group
+def passes(
+    rows: Sequence[Sequence[int]], budget: int, device: torch.device
+) -> Iterator[tuple[list[int], torch.Tensor]]:
+    """Groups rows of like length into passes of at most `budget` tokens: their numbers, and their tokens (B, T)."""
+    groups: list[list[int]] = []
+    for i in sorted(range(len(rows)), key=lambda i: len(rows[i])):
+        if not groups or (len(groups[-1]) + 1) * len(rows[i]) > budget:
+            groups.append([])
+        groups[-1].append(i)
+    for group in groups:
+        yield group, pad_sequence([torch.tensor(rows[i]) for i in group], batch_first=True).to(device)

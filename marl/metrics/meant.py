@@ -76,10 +76,8 @@ def meant_metrics(
     metrics = {name: bootstrap_mean(each, games, rng=rng) for name, each in values.items()}
     if there.any():
         metrics["talk/heard"] = bootstrap_mean(heard[there], games[there], rng=rng)
-        index = np.unique(games[there], return_inverse=True)[1]
-        both = [np.bincount(index, weights=each[there]) for each in (heard, said_)]
-        if both[1].sum() > 0:
-            metrics["talk/share_heard"] = bootstrap_ratio(*both, rng=rng)
+        if said_[there].sum() > 0:
+            metrics["talk/share_heard"] = bootstrap_ratio(heard[there], said_[there], games[there], rng=rng)
     return metrics
 
 

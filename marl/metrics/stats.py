@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -63,13 +62,19 @@ ByGame = list[tuple[int, float]]  # (number of the game, value)
 
 
 # --- Over the games of a run ------------------------------------------------------------------------------------------
-def bootstrap_ratio(numerators: ArrayLike, denominators: ArrayLike, *, rng: np.random.Generator) -> Interval:
-    """Sum of `numerators` over sum of `denominators`, both (units,), with a percentile bootstrap over units.
+def bootstrap_ratio(
+    numerators: ArrayLike, denominators: ArrayLike, clusters: ArrayLike | None = None, *, rng: np.random.Generator
+) -> Interval:
+    """Sum of `numerators` over sum of `denominators`, both (n,), with a percentile bootstrap that resamples whole
+    `clusters` (n,), such as games. None makes each place its own cluster; the interval's `n` counts clusters.
 
     Source: Efron and Tibshirani 1993, chapter 13. Raises ValueError if the denominators sum to zero.
     """
     top, bottom = np.asarray(numerators, dtype=np.float64), np.asarray(denominators, dtype=np.float64)
     assert top.shape == bottom.shape and top.ndim == 1, (top.shape, bottom.shape)
+    if clusters is not None:
+        index = np.unique(np.asarray(clusters), return_inverse=True)[1]
+        top, bottom = (np.bincount(index, weights=each).astype(np.float64) for each in (top, bottom))
     if not bottom.sum() > 0:
         raise ValueError("the denominators sum to zero: no observation to take a mean of")
     mean, units = float(top.sum() / bottom.sum()), len(top)
@@ -85,16 +90,9 @@ def bootstrap_ratio(numerators: ArrayLike, denominators: ArrayLike, *, rng: np.r
 
 
 def bootstrap_mean(values: ArrayLike, clusters: ArrayLike | None = None, *, rng: np.random.Generator) -> Interval:
-    """Mean of `values` (n,), with a percentile bootstrap that resamples whole `clusters` (n,), such as games.
-
-    None makes each value its own cluster. `n` counts clusters. Raises ValueError if there is no value.
-    """
+    """Mean of `values` (n,), an interval as of `bootstrap_ratio`. Raises ValueError if there is no value."""
     array = np.asarray(values, dtype=np.float64)
-    if clusters is None:
-        return bootstrap_ratio(array, np.ones_like(array), rng=rng)
-    names, index = np.unique(np.asarray(clusters), return_inverse=True)
-    sums = np.bincount(index, weights=array, minlength=len(names))
-    return bootstrap_ratio(sums, np.bincount(index, minlength=len(names)), rng=rng)
+    return bootstrap_ratio(array, np.ones_like(array), clusters, rng=rng)
 
 
 def percentiles(mean: float, resampled: Floats, n: int) -> Interval:
@@ -164,11 +162,6 @@ def jackknife(mean: float, without: Sequence[float] | Floats) -> Interval:
 
 
 # --- Over training seeds ----------------------------------------------------------------------------------------------
-@cache
-def _t_quantile(freedom: int) -> float:
-    return float(stdtrit(freedom, (1 + LEVEL) / 2))
-
-
 def seed_mean(means: ArrayLike) -> Interval:
     """Mean over training seeds, (seeds,), with Student's t interval.
 
@@ -178,7 +171,7 @@ def seed_mean(means: ArrayLike) -> Interval:
     mean, seeds = float(values.mean()), len(values)
     if seeds == 1:
         return Interval(mean, math.nan, math.nan, 1)
-    half = _t_quantile(seeds - 1) * float(values.std(ddof=1)) / math.sqrt(seeds)
+    half = float(stdtrit(seeds - 1, (1 + LEVEL) / 2)) * float(values.std(ddof=1)) / math.sqrt(seeds)
     return Interval(mean, mean - half, mean + half, seeds)
 
 

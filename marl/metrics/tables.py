@@ -5,12 +5,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
 from marl.common.errors import UserError
-from marl.common.files import FAULTS, csv_rows, read_json, reading, whole_file
+from marl.common.files import FAULTS, csv_rows, read_json, reading, reading_kept, whole_file
 from marl.metrics.stats import (
     Interval,
     bootstrap_ratio,
@@ -51,13 +51,14 @@ class TableRow:
     seeds: int
     games: int
 
+    @classmethod
+    def of(cls, arm: str, metric: str, found: Interval, seeds: int = 1, games: int | None = None) -> Self:
+        """The line of an interval, over its own `n` games unless they are given."""
+        return cls(arm, metric, found.mean, found.low, found.high, seeds, found.n if games is None else games)
+
     @property
     def interval(self) -> Interval:
         return Interval(self.mean, self.low, self.high, self.games)
-
-
-def _row(arm: str, metric: str, found: Interval, seeds: int, games: int) -> TableRow:
-    return TableRow(arm, metric, found.mean, found.low, found.high, seeds, games)
 
 
 # --- Arms over seeds --------------------------------------------------------------------------------------------------
@@ -81,7 +82,9 @@ def ablation_table(runs: Sequence[ArmRun], metrics: Sequence[str] | None = None)
                     f"metric {metric!r} is missing from arm {arm!r}, seeds {missing}; leave it out or evaluate again"
                 )
             found = [run.metrics[metric] for run in mine]
-            rows.append(_row(arm, metric, mean_over_seeds(metric, found), len(found), sum(value.n for value in found)))
+            rows.append(
+                TableRow.of(arm, metric, mean_over_seeds(metric, found), len(found), sum(value.n for value in found))
+            )
     return rows
 
 
@@ -117,7 +120,7 @@ def iqm_table(runs: Sequence[ArmRun], metrics: Sequence[str]) -> list[TableRow]:
             found = [run.metrics[metric] for run in mine if metric in run.metrics]
             if len(found) == len(mine):
                 middle = interquartile_mean([value.mean for value in found], rng=_rng())
-                rows.append(_row(arm, metric, middle, len(found), sum(value.n for value in found)))
+                rows.append(TableRow.of(arm, metric, middle, len(found), sum(value.n for value in found)))
     return rows
 
 
@@ -132,13 +135,13 @@ def bootstrap_table(runs: Sequence[ArmRun], pairs: Iterable[tuple[str, str]] = (
             found = [run.by_game[metric] for run in mine if metric in run.by_game]
             if len(found) == len(mine):
                 both = seeds_and_games(found, rng=_rng())
-                rows.append(_row(arm, metric, both, len(found), sum(map(len, found))))
+                rows.append(TableRow.of(arm, metric, both, len(found), sum(map(len, found))))
     for name, mine, theirs, _ in _pairs(runs, pairs, "-"):
         for metric in mine[0].by_game if len(mine) > 1 else ():
             a, b = ([run.by_game.get(metric, ()) for run in arm] for arm in (mine, theirs))
             if len({len(games) for games in (*a, *b)}) == 1 and len(a[0]):
                 both = seeds_and_games(np.asarray(a) - np.asarray(b), rng=_rng())
-                rows.append(_row(name, metric, both, len(mine), 2 * sum(map(len, a))))
+                rows.append(TableRow.of(name, metric, both, len(mine), 2 * sum(map(len, a))))
     return rows
 
 
@@ -204,7 +207,7 @@ def _compared(
                 a, b = (arm[0].by_game.get(metric, ()) for arm in (mine, theirs))
                 found, games = by_game(a, b) if len(a) == len(b) > 0 else None, 2 * len(a)
             if found is not None:
-                rows.append(_row(name, metric, found, seeds, games))
+                rows.append(TableRow.of(name, metric, found, seeds, games))
     return rows
 
 
@@ -243,7 +246,12 @@ def arm_ratios(runs: Sequence[ArmRun], pairs: Iterable[tuple[str, str]], metrics
 # --- Files ------------------------------------------------------------------------------------------------------------
 def write_table(path: str | Path, rows: Iterable[TableRow]) -> None:
     """Writes `arm,metric,mean,low,high,seeds,games`, six significant figures. Replaces the file in one step."""
-    write_csv(path, [column.name for column in fields(TableRow)], map(astuple, rows))
+    write_records(path, TableRow, rows)
+
+
+def write_records(path: str | Path, kind: type[Any], records: Iterable[Any]) -> None:
+    """Writes a line for each record, a column for each field of its dataclass."""
+    write_csv(path, [column.name for column in fields(kind)], map(astuple, records))
 
 
 def write_csv(path: str | Path, header: Sequence[str], lines: Iterable[Sequence[object]]) -> None:
@@ -294,12 +302,8 @@ def curve_lines(path: str | Path) -> Iterator[CurveLine]:
 
 def read_figures(path: str | Path) -> dict[str, Interval]:
     """Reads the `metrics` of a file of a study. UserError if it does not hold them."""
-    try:
+    with reading_kept(path, "its figures"):
         return {str(name): Interval.from_json(figure) for name, figure in read_json(path)["metrics"].items()}
-    except FAULTS as error:
-        raise UserError(
-            f"{path} does not hold its figures. Remove it, and the same command measures them again."
-        ) from error
 
 
 def interval_of(row: Mapping[str, str], n: str = "games") -> Interval:
@@ -311,7 +315,7 @@ def read_table(path: str | Path) -> list[TableRow]:
     """The inverse of `write_table`. UserError if the file is something else."""
     with reading(path):
         return [
-            _row(row["arm"], row["metric"], interval_of(row), int(row["seeds"]), int(row["games"]))
+            TableRow.of(row["arm"], row["metric"], interval_of(row), int(row["seeds"]), int(row["games"]))
             for row in csv_rows(path)
         ]
 

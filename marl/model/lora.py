@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from marl.common.errors import UserError
+from marl.common.errors import UserError, check_range
 from marl.common.files import read_json
 
 if TYPE_CHECKING:
@@ -47,12 +47,8 @@ class AdapterConfig:
     bf16: bool = False
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise UserError(f"model.lora.rank={self.rank}: must be at least 1")
-        if self.alpha < 1:
-            raise UserError(f"model.lora.alpha={self.alpha}: must be at least 1")
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"model.lora.dropout={self.dropout:g}: must lie in [0, 1)")
+        check_range(self, "model.lora", "[1, inf)", "rank", "alpha")
+        check_range(self, "model.lora", "[0, 1)", "dropout")
         listed = isinstance(self.targets, list | tuple) and all(isinstance(t, str) and t for t in self.targets)
         if not (self.targets == ALL or (listed and self.targets)):
             raise UserError(

@@ -14,13 +14,12 @@ leaves.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from envs.dond.rules import Triple, allocations, rest
-from marl.common.errors import UserError
+from marl.common.errors import UserError, check_choices, check_range
 from marl.planning import pikl
 from marl.planning.pikl import FLOOR, Floats
 from marl.planning.planner import PlannerConfig, agreeing, claim_gains
@@ -48,18 +47,11 @@ class IntentConfig:
     plausible: float = 0.1  # the partner is expected to claim only what has this share of its likeliest claim
 
     def __post_init__(self) -> None:
-        if self.opponents not in OPPONENTS:
-            raise UserError(f"cicero.plan.opponents={self.opponents}: must be one of {', '.join(OPPONENTS)}")
-        if not 0 <= self.strength < math.inf:
-            raise UserError(f"cicero.plan.strength={self.strength}: must be a number, at least 0")
-        if not 0 < self.floor < 1:
-            raise UserError(f"cicero.plan.floor={self.floor}: must be between 0 and 1")
-        if self.draws < 1:
-            raise UserError(f"cicero.plan.draws={self.draws}: must be at least 1")
-        if not 0 < self.agreement < 1:
-            raise UserError(f"cicero.plan.agreement={self.agreement}: must be between 0 and 1")
-        if not 0 <= self.plausible <= 1:
-            raise UserError(f"cicero.plan.plausible={self.plausible}: must be from 0 to 1")
+        check_choices(self, "cicero.plan", opponents=OPPONENTS)
+        check_range(self, "cicero.plan", "[0, inf)", "strength")
+        check_range(self, "cicero.plan", "(0, 1)", "floor", "agreement")
+        check_range(self, "cicero.plan", "[1, inf)", "draws")
+        check_range(self, "cicero.plan", "[0, 1]", "plausible")
         if self.opponents == "coshar" and len(self.lambdas) != 1:
             raise UserError(f"cicero.plan.lambdas={list(self.lambdas)}: CoShar piKL has one lambda; name one")
         try:

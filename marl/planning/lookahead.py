@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from marl.common.errors import UserError, check_count
+from marl.common.errors import UserError, check_choices, check_counts
 from marl.model.orders import OrderNet
 from marl.planning.pikl import Bools, Floats, Ints, Settings, sample
 from marl.planning.stage import KAPPAS, SOLVERS, Stage, solve_stage
@@ -65,11 +65,8 @@ class Search:
     iterate: str = "average"
 
     def __post_init__(self) -> None:
-        for name, allowed in (("solver", SOLVERS), ("kappa", KAPPAS)):
-            if getattr(self, name) not in allowed:
-                raise UserError(f"search.{name}={getattr(self, name)}: must be one of {', '.join(allowed)}")
-        for name in ("iterations", "candidates", "samples"):
-            check_count(getattr(self, name), f"search.{name}")
+        check_choices(self, "search", solver=SOLVERS, kappa=KAPPAS)
+        check_counts(self, ("iterations", "candidates", "samples"), where="search")
         if not 0 <= self.random < self.candidates:
             raise UserError(
                 f"search.random={self.random}: must be from 0 to below search.candidates={self.candidates}, "

@@ -20,7 +20,7 @@ from functools import reduce
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from marl.common.errors import UserError
+from marl.common.errors import UserError, check_choices, check_range
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -49,11 +49,8 @@ class Settings:
     iterate: str = "average"
 
     def __post_init__(self) -> None:
-        for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise UserError(f"{name}={getattr(self, name)}: must be one of {', '.join(allowed)}")
-        if self.iterations < 1:
-            raise UserError(f"iterations={self.iterations}: must be 1 or more")
+        check_choices(self, "", **CHOICES)
+        check_range(self, "", "[1, inf)", "iterations")
         if not len(self.lambdas) or not all(value >= 0 for value in self.lambdas):
             raise UserError(f"lambdas={self.lambdas}: name at least one, each 0 (no anchor) or above")
 

@@ -31,7 +31,7 @@ from envs.dond import rules as dond_rules
 from envs.dond import texts as dond_texts
 from marl.agents.base import Key, Reply, Request
 from marl.agents.model import ModelAgent, ModelSeat, PlayConfig, room
-from marl.common.errors import UserError
+from marl.common.errors import UserError, check_choices, check_range, prefixed
 from marl.decoding.engine import Engine
 from marl.model.policy import Policy
 from marl.model.tokens import StreamWriter, Tokens
@@ -70,15 +70,10 @@ class PlannerConfig:
     mistake: float = 0.0  # cost of ejecting a crewmate, in caught imposters; above 0, skipping may be best
 
     def __post_init__(self) -> None:
-        for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise UserError(f"planner.{name}={getattr(self, name)}: must be one of {', '.join(allowed)}")
-        if not 0 <= self.mistake < math.inf:
-            raise UserError(f"planner.mistake={self.mistake}: must be a number, at least 0")
-        try:
+        check_choices(self, "planner", **CHOICES)
+        check_range(self, "planner", "[0, inf)", "mistake")
+        with prefixed("planner."):
             self.settings.type_probs(1)
-        except UserError as error:
-            raise UserError(f"planner.{error}") from error
 
     @property
     def settings(self) -> pikl.Settings:

@@ -13,13 +13,12 @@ Shapes: N provinces; V other units; A orders of the own unit, B of another; D dr
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from envs.diplomacy.pure import SEASON, N, Pure
-from marl.common.errors import UserError, check_count
+from marl.common.errors import check_counts, check_range, prefixed
 from marl.planning import pikl
 from marl.planning.pikl import Bools, Floats, Ints
 
@@ -42,18 +41,12 @@ class PressConfig:
     mute: bool = False  # plans and listens, and writes to nobody
 
     def __post_init__(self) -> None:
-        for name in ("candidates", "others", "draws"):
-            check_count(getattr(self, name), f"cicero.press.{name}")
-        if not 0 <= self.strength < math.inf:
-            raise UserError(f"cicero.press.strength={self.strength}: must be a number, at least 0")
-        if not 0 < self.floor < 1:
-            raise UserError(f"cicero.press.floor={self.floor}: must be between 0 and 1")
-        if not 0 <= self.plausible <= 1:
-            raise UserError(f"cicero.press.plausible={self.plausible}: must be from 0 to 1")
-        try:
+        check_counts(self, ("candidates", "others", "draws"), where="cicero.press")
+        check_range(self, "cicero.press", "[0, inf)", "strength")
+        check_range(self, "cicero.press", "(0, 1)", "floor")
+        check_range(self, "cicero.press", "[0, 1]", "plausible")
+        with prefixed("cicero.press."):
             self.settings  # noqa: B018  checks lambdas and iterations
-        except UserError as error:
-            raise UserError(f"cicero.press.{error}") from error
 
     @property
     def settings(self) -> pikl.Settings:

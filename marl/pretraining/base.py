@@ -4,7 +4,7 @@ import copy
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -154,6 +154,14 @@ def base_folder(cache: Path, made_of: Mapping[str, Any]) -> Path:
     return cache / f"{made_of['env']['game']}-{made_of['base']['data']}-{_digest(canonical(made_of))}"
 
 
+def from_scratch(game: str, texts: Iterable[str], model: ModelConfig, seed: int) -> Policy:
+    """A small model that has learned nothing yet, but a tokenizer of these texts."""
+    tokens = Tokens(train_tokenizer(texts, game_module(game).COMPACT_TOKENS, model.vocab_size))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Policy(tiny_lm(tokens.size, **model.shape(), generator_seed=seed), tokens)
+
+
 def _train(
     model: ModelConfig,
     base: BaseConfig,
@@ -178,14 +186,10 @@ def _train(
             texts = (human["train"] if whole == base else recorded(human_data, "train", games, whole)).texts
         else:
             texts = corpus.scripted_texts(game, games, base.seed, tokenizer_games(base))
-        tokens = Tokens(train_tokenizer(texts, game_module(game).COMPACT_TOKENS, model.vocab_size))
-        lm = tiny_lm(tokens.size, **model.shape(), generator_seed=base.seed)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(base.seed)
-            policy = Policy(lm, tokens).to(device)
+        policy = from_scratch(game, texts, model, base.seed).to(device)
     else:
         policy = pretrained(model.name, seed=base.seed, dtype=model.dtype).to(device)
-        tokens = policy.tokens
+    tokens = policy.tokens
     read_questions(tokens, policy.lm, model.questions)
     if model.base_lora:
         policy = adapted(policy, model.base_lora, base.seed)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from marl.common.errors import UserError
+from marl.common.errors import UserError, check_choices, check_range
 from marl.losses import Loss
 from marl.losses.claim import ClaimLoss
 from marl.losses.imitation import ImitationLoss
@@ -48,19 +48,12 @@ class ModelConfig:
     lora: AdapterConfig | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise UserError(f"model.kind={self.kind}: must be one of {', '.join(KINDS)}")
-        if self.questions not in QUESTIONS:
-            raise UserError(f"model.questions={self.questions}: must be one of {', '.join(QUESTIONS)}")
+        check_choices(self, "model", kind=KINDS, questions=QUESTIONS)
         for name, key in SIZES.items():
-            if getattr(self, name) < 1:
-                raise UserError(f"model.{name}={getattr(self, name)}: must be at least 1")
-            if getattr(self, name) > MOST[key]:
-                raise UserError(f"model.{name}={getattr(self, name)}: must be at most {MOST[key]}")
+            check_range(self, "model", f"[1, {MOST[key]}]", name)
         if self.kind != "tiny":  # has a shape of its own
             return
-        if self.vocab_size < FEWEST_TOKENS:
-            raise UserError(f"model.vocab_size={self.vocab_size}: must be at least {FEWEST_TOKENS}")
+        check_range(self, "model", f"[{FEWEST_TOKENS}, inf)", "vocab_size")
         if self.name:
             raise UserError(f"model.name={self.name}: the small model has no name. Add model=hf")
         if self.heads % self.kv_heads:
@@ -107,11 +100,8 @@ class Lesson:
     anchor: float = 1.0  # weight of the KL of all replies to the model before the first lesson
 
     def __post_init__(self) -> None:
-        for name in ("steps", "until", "anchor", "learning_rate"):
-            if getattr(self, name) < 0:
-                raise UserError(f"base.lessons: {name}={getattr(self, name)} must not be negative")
-        if self.optimizer not in OPTIMIZERS:
-            raise UserError(f"base.lessons: optimizer={self.optimizer} must be one of {', '.join(OPTIMIZERS)}")
+        check_range(self, "base.lessons", "[0, inf)", "steps", "until", "anchor", "learning_rate")
+        check_choices(self, "base.lessons", optimizer=OPTIMIZERS)
         if "game" in self.env or "style" in self.env:
             raise UserError(f"base.lessons: env={dict(self.env)} must leave game and style to env")
 
@@ -148,23 +138,13 @@ class BaseConfig:
     lessons: tuple[Lesson, ...] = ()  # further stages, one after another
 
     def __post_init__(self) -> None:
-        if self.data not in DATA:
-            raise UserError(f"base.data={self.data}: must be one of {', '.join(DATA)}")
-        for name in ("games", "tokenizer_games", "epochs", "rows"):
-            if getattr(self, name) < 1:
-                raise UserError(f"base.{name}={getattr(self, name)}: must be at least 1")
-        if self.keep not in KEEPS:
-            raise UserError(f"base.keep={self.keep}: must be one of {', '.join(KEEPS)}")
-        for name in ("human_games", "held_out_games"):
-            if getattr(self, name) < 0:
-                raise UserError(f"base.{name}={getattr(self, name)}: must be at least 1, or 0 for all of them")
-        for name in ("learning_rate", "weight_decay", "warmup"):
-            if getattr(self, name) < 0:
-                raise UserError(f"base.{name}={getattr(self, name)}: must not be negative")
+        check_choices(self, "base", data=DATA, keep=KEEPS)
+        check_range(self, "base", "[1, inf)", "games", "tokenizer_games", "epochs", "rows")
+        check_range(self, "base", "[0, inf); 0 for all of them", "human_games", "held_out_games")
+        check_range(self, "base", "[0, inf)", "learning_rate", "weight_decay", "warmup")
         if not 0 <= self.seed <= MOST_SEEDS:
             raise UserError(f"base.seed={self.seed}: must be from 0 to {MOST_SEEDS}")
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"base.dropout={self.dropout}: must lie in [0, 1)")
+        check_range(self, "base", "[0, 1)", "dropout")
         for name, values in self.vary.items():
             if not values:
                 raise UserError(f"base.vary.{name}=[]: must name a value; or leave it out (~base.vary.{name})")

@@ -16,7 +16,7 @@ from envs.dond.rules import Context, Triple, in_test
 from envs.human_dond import HumanSplit, HumanView, Split, Step, permuted, read_split, replay_all
 from marl.agents.base import Player, uniform_beliefs
 from marl.agents.text import TextAgent
-from marl.common.errors import UserError
+from marl.common.errors import UserError, prefixed
 from marl.learning.batch import Row, rows_of
 from marl.model.tokens import StreamWriter, Tokens
 from marl.pretraining.config import BaseConfig
@@ -152,10 +152,8 @@ def recorded(
 
 
 def _read(folder: str, split: Split) -> HumanSplit:
-    try:
+    with prefixed(f"data.dond={folder}: ", OSError, ValueError):
         return read_split(folder, split)
-    except (OSError, ValueError) as error:
-        raise UserError(f"data.dond={folder}: {error}") from error
 
 
 def data_files(folder: str | Path) -> dict[str, str]:

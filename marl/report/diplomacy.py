@@ -45,14 +45,9 @@ class Phase:
         return f"{SEASONS.get(season, season)} {year}, {KINDS.get(kind, kind)}"
 
 
-def is_diplomacy(transcript: Transcript) -> bool:
-    facts = transcript.get("facts", {})
-    return "map_name" in facts and "powers" in facts
-
-
 def phases_of(transcript: Transcript) -> list[Phase]:
     """The phases, the last one being the position at the end; none if the game cannot be played again."""
-    if not is_diplomacy(transcript):
+    if not {"map_name", "powers"} <= transcript.get("facts", {}).keys():
         return []
     compact = dict.fromkeys(transcript["players"], Style.COMPACT)
     known = transcript["facts"].get("rounds")
@@ -133,7 +128,8 @@ def shown_view(transcript: Transcript, condition: str = "") -> View:
     if not (phases := phases_of(transcript)):
         return view
     shown = phase_views(transcript, view["turns"], phases)
-    shown[-1]["picture"] = picture_address(phases[-1])
+    svg = base64.b64encode(picture(phases[-1]).encode()).decode()
+    shown[-1]["picture"] = f"data:image/svg+xml;base64,{svg}"  # an address that holds it, for a page of one file
     return {**view, "phases": shown, "colours": COLOURS}
 
 
@@ -176,8 +172,3 @@ def picture(phase: Phase) -> str:
     board = Board(phase.position.map_name, MAX_YEARS)
     board.restore(phase.position)
     return re.sub(r">\s+<", "><", re.sub(r"<!--.*?-->", "", board.svg(), flags=re.S))
-
-
-def picture_address(phase: Phase) -> str:
-    """The picture as an address that holds it, for a page of one file."""
-    return "data:image/svg+xml;base64," + base64.b64encode(picture(phase).encode()).decode()

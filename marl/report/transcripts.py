@@ -16,6 +16,7 @@ from marl.types import Belief, Episode, Planned, Turn
 
 NAME = 1000  # letters of a player's name or role at most
 WORK = 10**7  # turns times beliefs of a transcript at most: the time to find the effect of each message
+PLAIN = ("agent", "role", "step", "kind", "text", "message", "error")  # of a turn, in the order of the file
 NUMBER = (int, float)
 FORM = {
     "seed": int,
@@ -87,13 +88,7 @@ def episode_from_json(transcript: Transcript) -> Episode:
     ]
     turns = [
         Turn(
-            agent=turn["agent"],
-            role=turn["role"],
-            step=turn["step"],
-            kind=TurnKind[turn["kind"]],
-            text=turn["text"],
-            message=turn["message"],
-            error=turn["error"],
+            **{**{name: turn[name] for name in PLAIN}, "kind": TurnKind[turn["kind"]]},
             cut=turn.get("cut", False),
             thoughts=turn.get("thoughts", ""),
             otherwise=tuple(turn.get("otherwise", ())),
@@ -109,29 +104,20 @@ def episode_from_json(transcript: Transcript) -> Episode:
         for b in transcript["beliefs"]
     ]  # fmt: skip
     return Episode(
-        seed=transcript["seed"],
-        players=transcript["players"],
-        roles=transcript["roles"],
+        **{name: transcript[name] for name in ("seed", "players", "roles", "outcome", "facts")},
         streams={},
         turns=tuple(turns),
         beliefs=tuple(beliefs),
         payments=(),
-        outcome=transcript["outcome"],
         steps=transcript.get("steps", 0),
-        facts=transcript["facts"],
     )
 
 
 def _turn(turn: Turn) -> dict[str, Any]:
     return {
         **({"planned": _planned(turn.planned)} if turn.planned else {}),
-        "agent": turn.agent,
-        "role": turn.role,
-        "step": turn.step,
+        **{name: getattr(turn, name) for name in PLAIN},
         "kind": turn.kind.name,
-        "text": turn.text,
-        "message": turn.message,
-        "error": turn.error,
         **({"cut": True} if turn.cut else {}),
         **({"thoughts": turn.thoughts} if turn.thoughts else {}),
         **({"otherwise": list(turn.otherwise)} if turn.otherwise else {}),

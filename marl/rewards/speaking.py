@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from marl.common.errors import UserError
+from marl.common.errors import check_choices, check_range
 from marl.types import Belief, Episode, Turn
 
 LISTENERS = ("others", "all")
@@ -41,14 +41,8 @@ class SpeakingReward:
     credits: ClassVar[str] = "message"
 
     def __post_init__(self) -> None:
-        if self.listeners not in LISTENERS:
-            raise UserError(f"reward.speaking.listeners={self.listeners}: must be one of {', '.join(LISTENERS)}")
-        if self.of not in OF:
-            raise UserError(f"reward.speaking.of={self.of}: must be one of {', '.join(OF)}")
-        if self.baseline not in BASELINES:
-            raise UserError(f"reward.speaking.baseline={self.baseline}: must be one of {', '.join(BASELINES)}")
-        if self.samples < 1:
-            raise UserError(f"reward.speaking.samples={self.samples}: must be at least 1")
+        check_choices(self, "reward.speaking", listeners=LISTENERS, of=OF, baseline=BASELINES)
+        check_range(self, "reward.speaking", "[1, inf)", "samples")
 
     @property
     def resamples(self) -> int:

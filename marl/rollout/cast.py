@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from marl.agents.base import Agent
-from marl.common.errors import UserError
+from marl.common.errors import UserError, check_choices, check_range
 from marl.rollout.rollout import Cast
 from marl.rollout.seeds import Game
 
@@ -41,12 +41,8 @@ class Seats:
     pick: str = "uniform"
 
     def __post_init__(self) -> None:
-        if self.partners < 0:
-            raise UserError(f"cast.*.partners={self.partners}: must not be negative")
-        if self.pool < 0:
-            raise UserError(f"cast.*.pool={self.pool}: must not be negative")
-        if self.pick not in PICKS:
-            raise UserError(f"cast.*.pick={self.pick}: must be one of {', '.join(PICKS)}")
+        check_range(self, "cast.*", "[0, inf)", "partners", "pool")
+        check_choices(self, "cast.*", pick=PICKS)
         for name in (self.player, self.partner):
             if name.startswith(PAST):
                 raise UserError(f"cast.*: {name} is no player to name. Set cast.*.pool for past selves")

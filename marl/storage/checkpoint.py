@@ -20,8 +20,9 @@ from torch import Tensor
 from transformers.utils import cached_file
 
 from marl.common.distributed import ONE, Ranks
-from marl.common.errors import UserError
+from marl.common.errors import UserError, check_range, prefixed
 from marl.common.files import FAULTS, file_digest, fits, read_json, sync_folder, writing
+from marl.common.files import digest as digest_of
 from marl.model.branches import read_questions
 from marl.model.lora import (
     SETTINGS_FILE,
@@ -145,7 +146,7 @@ def missing_files(folder: str | Path) -> list[str]:
 
 def folder_digest(folder: str | Path) -> str:
     """Digest of all files of a folder that `write_folder` made: twelve hexadecimal digits."""
-    return hashlib.sha256(json.dumps(listed(folder), sort_keys=True).encode()).hexdigest()[:12]
+    return digest_of(listed(folder))
 
 
 def policy_digest(policy: Policy) -> str:
@@ -271,9 +272,7 @@ def model_digest(name: str) -> str:
         return folder_digest(folder)
     if not folder.is_dir():
         folder = Path(str(cached_file(name, "config.json"))).parent
-    files = sorted([*folder.glob("config.json"), *folder.glob("*.safetensors")])
-    found = {p.name: file_digest(p) for p in files}
-    return hashlib.sha256(json.dumps(found).encode()).hexdigest()[:12]
+    return digest_of({p.name: file_digest(p) for p in [*folder.glob("config.json"), *folder.glob("*.safetensors")]})
 
 
 def adapter_base(folder: str | Path) -> tuple[str, str, bool]:
@@ -337,10 +336,8 @@ def _load_adapted(folder: Path, device: torch.device | str, privileged_size: int
 def read_card(folder: str | Path) -> dict[str, Any]:
     """Reads policy.json. UserError if an entry is not of the kind that readers expect."""
     folder = Path(folder)
-    try:
+    with prefixed(f"{folder} holds no policy of this project: "):
         card = read_json(folder / "policy.json")
-    except UserError as error:
-        raise UserError(f"{folder} holds no policy of this project: {error}") from error
     for name, value in card.items():
         if not fits(value, CARD.get(name, object)):
             raise UserError(f"{folder / 'policy.json'} is damaged: {name} is {str(value)[:60]!r}. Make it again.")
@@ -549,6 +546,4 @@ class CheckpointConfig:
     keep: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("every", "keep"):
-            if getattr(self, name) < 1:
-                raise UserError(f"checkpoint.{name}={getattr(self, name)}: must be at least 1")
+        check_range(self, "checkpoint", "[1, inf)", "every", "keep")

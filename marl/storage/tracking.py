@@ -10,8 +10,8 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TextIO
 
@@ -65,11 +65,10 @@ class JsonlTracker(Tracker):
 
     def __init__(self, folder: str | Path, resume_from_iteration: int | None = None) -> None:
         self.folder = Path(folder)
-        with _writable(self.folder):
-            if resume_from_iteration is not None:
-                read_metrics(self.folder / TIMING_FILE)  # read both before writing either
-            self._metrics = _reopen(self.folder / METRICS_FILE, resume_from_iteration)
-            self._timing = _reopen(self.folder / TIMING_FILE, resume_from_iteration)
+        if resume_from_iteration is not None:
+            read_metrics(self.folder / TIMING_FILE)  # read both before writing either
+        self._metrics = _reopen(self.folder / METRICS_FILE, resume_from_iteration)
+        self._timing = _reopen(self.folder / TIMING_FILE, resume_from_iteration)
 
     def log(self, iteration: int, metrics: Mapping[str, Any], phase: str = "train") -> None:
         numbers = {name: as_number(name, value) for name, value in metrics.items()}
@@ -123,8 +122,7 @@ class WandbTracker(Tracker):
         try:
             self._files = JsonlTracker(folder, resume_from_iteration)
             tables = self.folder / "wandb" / TABLES_FILE
-            with _writable(tables.parent):
-                self._tables = _reopen(tables, resume_from_iteration)
+            self._tables = _reopen(tables, resume_from_iteration)
             self._log_again([self.folder / METRICS_FILE, self.folder / TIMING_FILE, tables])
             if mode == "offline":
                 self._set_aside(run_id)
@@ -271,19 +269,10 @@ def _write(file: TextIO, iteration: int, phase: str, metrics: Mapping[str, Any])
 def _reopen(path: Path, last_iteration: int | None) -> TextIO:
     """Drops the lines after `last_iteration` (None: all), in one step, and opens the file for appending."""
     rows = [] if last_iteration is None else read_metrics(path)
-    write_text(path, "".join(json.dumps(row) + "\n" for row in rows if row["iteration"] <= (last_iteration or 0)))
-    return path.open("a", encoding="utf-8")
-
-
-@contextmanager
-def _writable(folder: Path) -> Iterator[None]:
-    """Makes `folder`. An OSError in the block becomes a UserError."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UserError(f"The output folder {folder} cannot be written ({reason}). Name another one.") from error
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, "".join(json.dumps(row) + "\n" for row in rows if row["iteration"] <= (last_iteration or 0)))
+        return path.open("a", encoding="utf-8")
 
 
 def _start_wandb(folder: Path, config: Mapping[str, Any], mode: str, about: Mapping[str, Any]) -> Any:
@@ -293,7 +282,9 @@ def _start_wandb(folder: Path, config: Mapping[str, Any], mode: str, about: Mapp
     """
     import wandb  # takes a second, and only this tracker needs it
 
-    with _writable(folder), tempfile.TemporaryFile(dir=folder):  # W&B would silently take another folder
+    with writing(folder):  # W&B would silently take another folder
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
         begun_here = any((folder / "wandb").glob(f"*run-*-{about['id']}"))
     agent = {name: os.environ.pop(name) for name in AGENTS if name in os.environ}
     if agent:

@@ -92,7 +92,7 @@ def test_a_game_that_asks_otherwise_than_it_learned_is_refused(player: str) -> N
         ("env.style=natural", r"env\.style=natural: this study plays Among Us in compact style"),
         ("env=dond", r"env=dond, env\.style=compact: this study plays Among Us"),
         ("cicero.among_us.giveaway=2", r"cicero\.among_us\.giveaway=2.*: must be from 0 to 1, or null"),
-        ("votes.steps=-1", "steps=-1 must not be negative"),
+        ("votes.steps=-1", "steps=-1: must be at least 0"),
         ("temperature=-1", r"temperature=-1.*: must be a number from"),
         ("base.dropout=0.1", r"base\.dropout=0\.1: models of this study learn without it"),
     ],

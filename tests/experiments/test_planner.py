@@ -139,7 +139,7 @@ players=[base] planner.choose=own | planner\.choose=own: only training notes pla
 players=[base] planner.partner=me | planner\.partner=me: must be one of mirror, view
 players=[base] planner.lambdas=[-0.1] | planner\.lambdas=\(-0\.1,\): name at least one, each 0
 players=[base] planner.lambdas=0.1 | planner\.lambdas=0\.1: must be a list
-players=[base] planner.iterations=0 | planner\.iterations=0: must be 1 or more
+players=[base] planner.iterations=0 | planner\.iterations=0: must be at least 1
 players=[base] planner.mistake=much | planner\.mistake=much: must be a number
 players=[base] voices=[silence] | voices\[0\]=silence would make the proposals of players\[0\]=base\+plan
 """)

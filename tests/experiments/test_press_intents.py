@@ -83,13 +83,11 @@ def test_games_are_played_again_with_other_limits() -> None:
 def test_control_is_measured_at_the_temperature_of_the_games(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen = []
 
-    def drawn(
-        engine: Any, slots: list[int], *given: Any, temperature: float, **how: Any
-    ) -> list[tuple[list[int], list]]:
+    def drawn(policy: Any, streams: list[Any], *given: Any, temperature: float, **how: Any) -> list[tuple[list, list]]:
         seen.append(temperature)
-        return [([0], []) for _ in slots]
+        return [([0], []) for _ in streams]
 
-    monkeypatch.setattr(press_intents, "draw_messages", drawn)
+    monkeypatch.setattr(press_intents, "messages_behind", drawn)
     made: Any = SimpleNamespace(seed=0, env=ENV, base=speaker(), action=speaker(), dialogue=speaker())
     cfg = settings("temperature=0.5", "tested_games=1", "control=2")
     press_intents.control(made, cfg, play_spec(cfg), tmp_path / "messages.csv.gz")

@@ -195,13 +195,13 @@ def test_shipped_points_are_models(bench: str) -> None:
     ("override", "said"),
     [
         ("points=[]", r"points=\[\]: must name at least one"),
-        ("repeats=0", "benchmark: repeats=0: must be at least 1"),
+        ("repeats=0", "repeats=0: must be at least 1"),
         ("points=[{games: 0, context: 9, width: 8, layers: 1, heads: 1, kv_heads: 1}]", "games=0: must be at least 1"),
         ("points=[{games: 1, context: 9, width: 9, layers: 1, heads: 1, kv_heads: 1}]", "must be an even number"),
         ("points=[{games: 1, context: 9, width: 8, layers: 1, heads: 2, kv_heads: 3}]", "kv_heads must divide heads"),
         (
             "points=[{games: 1, context: 9, width: 8, layers: 1, heads: 1, kv_heads: 1, dtype: half}]",
-            "dtype=half: must be float32 or bfloat16",
+            "dtype=half: must be one of float32, bfloat16",
         ),
         ("vocab_size=many", "vocab_size=many: must be a whole number"),
     ],

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.launch.command import command
 from experiments.launch.overrides import MAY_BE_NULL, Checker, Plan, wrong_kind
-from experiments.setup.arms import check_arm
+from experiments.setup.checks import check_arm
 from marl.common.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -138,9 +138,9 @@ cast.negotiator={partner:nobody,partners:0.1} | There is no scripted negotiator 
 cast.negotiator.partners=2 | cast.negotiator.partners=2: leaves no seat to learner, who learns
 algo.alternate=5 | algo.alternate=5: learner learns alone; must be 0
 eval.cast.negotiator.partners=2 | cast.negotiator.partners=2: leaves no seat to learner, who learns
-cast.negotiator.partners=-1 | partners=-1.0: must not be negative
+cast.negotiator.partners=-1 | partners=-1.0: must be at least 0
 cast.negotiator.partners=2.5 | cast.negotiator.partners=2.5: there are only 2 seats of this role
-cast.negotiator.pool=-1 | pool=-1: must not be negative
+cast.negotiator.pool=-1 | pool=-1: must be at least 0
 cast.negotiator.pool=2 | cast.negotiator.pool=2: past selves hold no seat. Set cast.negotiator.partners
 cast.negotiator.partner=past_learner | past_learner is no player to name. Set cast.*.pool for past selves
 env=among_us cast.crewmate.pool=5 cast.imposter={player:learner,partners:0.5,pool:7} | two roles have past selves
@@ -170,19 +170,19 @@ algo=pikl algo.planner.others=me | algo.planner.others=me: must be one of plan, 
 algo=pikl algo.planner.belief=none | algo.planner.belief=none: must be one of listening, prior
 algo=pikl algo.planner.beta=[0.5,0.5] | algo.planner.beta=\(0\.5, 0\.5\): give 1 probabilities
 algo=pikl algo.planner.choose=worst | algo.planner.choose=worst: must be one of sample, best
-algo=pikl algo.planner.iterations=0 | algo.planner.iterations=0: must be 1 or more
-algo=pikl algo.planner.mistake=-1 | algo.planner.mistake=-1.0: must be a number, at least 0
-algo=pikl algo.gamma=2 | algo.gamma=2.0: must lie in \[0, 1\]
+algo=pikl algo.planner.iterations=0 | algo.planner.iterations=0: must be at least 1
+algo=pikl algo.planner.mistake=-1 | algo.planner.mistake=-1.0: must be at least 0
+algo=pikl algo.gamma=2 | algo.gamma=2.0: must be from 0 to 1
 algo=pikl algo.value=both | algo.value=both: must be one of plan, paid
-loss=plan loss.plan.floor=0 | loss.plan.floor=0.0: must lie between 0 and 1
+loss=plan loss.plan.floor=0 | loss.plan.floor=0.0: must be between 0 and 1
 loss.entropy.over=all | loss.entropy.over=all: must be one of choice, speech, both
 loss.kl.over=all | loss.kl.over=all: must be one of choice, speech, both
-loss.policy.speech=-1 | loss.policy.speech=-1.0: must not be negative
+loss.policy.speech=-1 | loss.policy.speech=-1.0: must be at least 0
 reward.speaking.of=odds | reward.speaking.of=odds: must be one of probability, log_probability
 loss=plan loss.plan.form=l2 | loss.plan.form=l2: must be one of cross_entropy, kl
 cast.negotiator.partner=scripted+plan cast.negotiator.partners=1 | scripted has no policy to plan from
 algo.concurrency=0 | algo.concurrency=0: must be at least 1
-algo.alternate=-1 | algo.alternate=-1: must not be negative
+algo.alternate=-1 | algo.alternate=-1: must be at least 0
 algo.games=1.5 | algo.games=1.5: must be a whole number
 algo.temperature=0 | algo.temperature=0.0: must be above 0
 algo.update.minibatches=0 | algo.update.minibatches=0: must be at least 1
@@ -194,13 +194,13 @@ model.critic=oracle | model.critic=oracle: must be one of private, privileged
 reward.speaking.listeners=none | reward.speaking.listeners=none: must be one of others, all
 loss.kl.estimator=k9 | loss.kl.estimator=k9
 algo.credit.speech=both | algo.credit.speech=both
-algo.credit.gae_lambda=-0.1 | algo.credit.gae_lambda=-0.1: must lie in \[0, 1\]
+algo.credit.gae_lambda=-0.1 | algo.credit.gae_lambda=-0.1: must be from 0 to 1
 algo.advantage=ppo | algo.advantage=ppo: must be one of gae, rloo, grpo, rae
 algo.advantage=rloo | algo.group=1: algo.advantage=rloo compares plays of one start; must be at least 2
 algo.group=0 | algo.group=0: algo.advantage=gae compares plays of one start; must be at least 1
 algo.advantage=rae algo.scale=false | algo.scale=false: algo.advantage=rae does not divide
 algo.advantage=rae algo.credit.gae_lambda=1 | algo.credit.gae_lambda=1: algo.advantage=rae has no
-algo.credit.gamma=1.5 | algo.credit.gamma=1.5: must lie in \[0, 1\]
+algo.credit.gamma=1.5 | algo.credit.gamma=1.5: must be from 0 to 1
 algo.credit.gamma=nan | algo.credit.gamma=nan
 reward.speaking.baseline=silence | reward.speaking.baseline=silence: must be one of before, resampled
 reward.speaking.samples=0 | reward.speaking.samples=0: must be at least 1
@@ -220,30 +220,30 @@ base.lessons=[{players:random}] | base.lessons\[0\].steps is missing
 env=among_us base.lessons=[{players:random,steps:1,env:{players:9}}] | base.lessons\[0\]: env.players
 base.lessons=[[random,5]] | base.lessons\[0\]=\['random', 5\]: must be settings of Lesson:
 base.lessons=[{players:random,steps:0.5}] | base.lessons\[0\].steps=0.5: must be a whole number
-base.lessons=[{players:random,steps:-1}] | base.lessons: steps=-1 must not be negative
-base.lessons=[{players:random,steps:1,anchor:-0.1}] | base.lessons: anchor=-0.1 must not be negative
-base.lessons=[{players:random,steps:1,optimizer:lion}] | base.lessons: optimizer=lion must be one of adamw
+base.lessons=[{players:random,steps:-1}] | base.lessons.steps=-1: must be at least 0
+base.lessons=[{players:random,steps:1,anchor:-0.1}] | base.lessons.anchor=-0.1: must be at least 0
+base.lessons=[{players:random,steps:1,optimizer:lion}] | base.lessons.optimizer=lion: must be one of adamw
 base.lessons=[{players:random,steps:1,env:{style:natural}}] | must leave game and style to env
 base.rows=0 | base.rows=0: must be at least 1
 base.players=nobody | base.players: There is no scripted negotiator 'nobody'
 base=human base.lessons=[{players:random,steps:5}] | only scripted players answer; must be
-base.dropout=1.0 | base.dropout=1.0: must lie in
+base.dropout=1.0 | base.dropout=1.0: must be at least 0 and below 1
 base.seed=-1 | base.seed=-1: must be from 0 to 9223372036854775807
 base.seed=9223372036854775808 | base.seed=9223372036854775808: must be at most
-base.learning_rate=-0.5 | base.learning_rate=-0.5: must not be negative
+base.learning_rate=-0.5 | base.learning_rate=-0.5: must be at least 0
 eval.temperature=1e-40 | eval.temperature=1e-40: must be a number from 0.001 to 1,000.0, or 0
 algo.temperature=-1 | algo.temperature=-1.0: must be a number from 0.001
 algo.update.learning_rate=1e39 | algo.update.learning_rate=1e[+]39: must be a number from
 loss.policy.choice=1e39 | loss.policy.choice=1e[+]39: must be a number from
 loss.policy.clip_coef=-1 | loss.policy.clip_coef=-1.0: must be above 0
-algo.update.target_kl=-1 | algo.update.target_kl=-1.0: must not be negative
-base.weight_decay=-0.5 | base.weight_decay=-0.5: must not be negative
-base.warmup=-1 | base.warmup=-1.*: must not be negative
+algo.update.target_kl=-1 | algo.update.target_kl=-1.0: must be at least 0
+base.weight_decay=-0.5 | base.weight_decay=-0.5: must be at least 0
+base.warmup=-1 | base.warmup=-1.*: must be at least 0
 +base.vary.objective=[] | base.vary.objective=\[\]: must name a value
-algo.update.weight_decay=-0.5 | weight_decay=-0.5, .*: the first two must not be negative
+algo.update.weight_decay=-0.5 | algo.update.weight_decay=-0.5: must be at least 0
 model.vocab_size=7 | model.vocab_size=7: must be at least 400
 model.kind=small | model.kind=small: must be one of tiny, hf
-model.layers=0 | model.layers=0: must be at least 1
+model.layers=0 | model.layers=0: must be from 1 to
 model.layers=10000000 | model.layers=10000000: must be at most 1,000,000
 model.hidden_size=1000000000000000000 | model.hidden_size=1000000000000000000: must be at most 1,000,000
 model.kv_heads=3 | model.kv_heads=3: must divide model.heads=4

@@ -109,7 +109,7 @@ def rows(path: Path) -> list[dict[str, str]]:
         ),
         ({"parts__alone__conditions": {}}, "conditions is empty"),
         ({"parts": {}}, "parts is empty"),
-        ({"assignment": "fair"}, "assignment=fair: must be balanced or random"),
+        ({"assignment": "fair"}, "assignment=fair: must be one of balanced, random"),
         ({"name": "../x"}, "name=../x"),
         ({"games": 0}, "games=0"),
         ({"pay__point": -1}, r"pay.point=-1"),

@@ -11,7 +11,7 @@ from envs.among_us import events
 from envs.among_us.state import Role
 from envs.among_us.texts import write
 from envs.core import Style
-from experiments.webapp import places
+from experiments.webapp import engine
 from experiments.webapp.engine import Sight
 from experiments.webapp.table import table_view
 from marl.rollout.games import env_maker
@@ -106,13 +106,13 @@ def test_the_map_shows_whom_the_player_sees() -> None:
 def test_places_go_to_those_who_wait_longest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two places: whoever asked first gets the first that is free; who no longer asks is passed over."""
     now = [0.0]
-    monkeypatch.setattr(places.time, "monotonic", lambda: now[0])
-    queue = places.Queue()
+    monkeypatch.setattr(engine.time, "monotonic", lambda: now[0])
+    queue = engine.Queue()
 
     def asks(person: str, open_games: int) -> int:
         try:
             queue.admit(person, 2, open_games)
-        except places.Full as full:
+        except engine.Full as full:
             return full.place
         return 0
 

@@ -221,7 +221,7 @@ def test_plans_and_annotations_read_the_same_stream() -> None:
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        ({"nonsense": 1.0}, r"cicero\.nonsense=1\.0: must be a share below 1"),
+        ({"nonsense": 1.0}, r"cicero\.nonsense=1\.0: must be at least 0 and below 1, a share"),
         ({"correspondence": 2.0}, r"cicero\.correspondence=2\.0: must be from -1 to 1"),
         ({"value": 0.0}, r"cicero\.value=0\.0: must be above 0"),
         ({"candidates": 11}, r"cicero\.candidates=11: must be at least 1, and at most draws=10"),

@@ -497,7 +497,7 @@ def test_replies_stand_in_the_stream_as_they_were_played() -> None:
     ("settings", "error"),
     [
         ({"giveaway": 1.5}, r"cicero\.among_us\.giveaway=1\.5: must be from 0 to 1, or null"),
-        ({"strength": -1.0}, r"cicero\.among_us\.strength=-1\.0: must be a number, at least 0"),
+        ({"strength": -1.0}, r"cicero\.among_us\.strength=-1\.0: must be at least 0"),
         ({"mistake": float("inf")}, r"cicero\.among_us\.mistake=inf"),
         ({"floor": 0.0}, r"cicero\.among_us\.floor=0\.0: must be between 0 and 1"),
     ],

@@ -289,7 +289,7 @@ def test_targets_that_the_model_does_not_have(tmp_path: Path) -> None:
     [
         ({"rank": 0}, r"model\.lora\.rank=0: must be at least 1"),
         ({"alpha": 0}, r"model\.lora\.alpha=0: must be at least 1"),
-        ({"dropout": 1.0}, r"model\.lora\.dropout=1: must lie in"),
+        ({"dropout": 1.0}, r"model\.lora\.dropout=1\.0: must be at least 0 and below 1"),
         ({"targets": "q_proj"}, r"model\.lora\.targets=q_proj: must be all-linear, or a list"),
         ({"targets": []}, r"model\.lora\.targets=\[\]: must be all-linear, or a list"),
         ({"targets": [3]}, r"model\.lora\.targets=\[3\]: must be all-linear, or a list"),

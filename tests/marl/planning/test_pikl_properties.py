@@ -168,7 +168,7 @@ def test_anchors_of_zero_are_floored_and_those_of_float32_normalised() -> None:
         (lambda: solve([np.eye(2)] * 2, settings=Settings(lambdas=(0, 1), beta=(1.5, -0.5))), "beta=.*give 2 prob"),
         (lambda: Settings(lambdas=(math.nan,)), r"lambdas=\(nan,\)"),
         (lambda: Settings(lambdas=()), r"lambdas=\(\): name at least one"),
-        (lambda: Settings(iterations=0), "iterations=0: must be 1 or more"),
+        (lambda: Settings(iterations=0), "iterations=0: must be at least 1"),
         (lambda: Settings(iterate="first"), "iterate=first: must be one of average, last"),
     ],
 )

@@ -167,9 +167,11 @@ def test_a_base_of_few_dialogues_is_another_one() -> None:
     assert "held_out_games" not in BaseConfig(held_out_games=50).made_of()
     assert replace(human, human_games=300).made_of()["human_games"] == 300
     assert replace(human, keep="nonzero").made_of()["keep"] == "nonzero"
-    for settings, said in (({"keep": "some"}, "base.keep=some: must be one of all, nonzero"),
-                           ({"human_games": -1}, "base.human_games=-1: must be at least 1, or 0"),
-                           ({"held_out_games": -2}, "base.held_out_games=-2: must be at least 1, or 0")):  # fmt: skip
+    for settings, said in (
+        ({"keep": "some"}, "base.keep=some: must be one of all, nonzero"),
+        ({"human_games": -1}, "base.human_games=-1: must be at least 0; 0 for all"),
+        ({"held_out_games": -2}, "base.held_out_games=-2: must be at least 0; 0 for all"),
+    ):
         with pytest.raises(UserError, match=said):
             BaseConfig(**settings)
 
