@@ -65,9 +65,10 @@ def naming(setting: str, term: object) -> Iterator[None]:
 @contextmanager
 def prefixed(prefix: str, *others: type[Exception]) -> Iterator[None]:
     """Puts a prefix, such as a setting's name, before a UserError within the block; `others` become one."""
+    caught: tuple[type[Exception], ...] = (UserError, *others)
     try:
         yield
-    except (UserError, *others) as error:
+    except caught as error:
         raise UserError(f"{prefix}{error}") from error
 
 
