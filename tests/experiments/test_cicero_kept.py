@@ -58,7 +58,7 @@ def kept_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *settings: str) -> 
     monkeypatch.setattr(intents, "kept", lambda path, find: later.add(path.name) or {})
     monkeypatch.setattr(intents.Ensemble, "load", lambda folder: None)
     monkeypatch.setattr(intents, "play", lambda *args: {})
-    cells = tmp_path / "_".join(settings)  # all is named apart, and kept in one place by users
+    cells = tmp_path / f"cells-{len([*tmp_path.iterdir()])}"  # where nothing is yet, so that all is made
     cfg = configure(
         "intents", f"runs={tmp_path}", f"cells={cells}", "progress=false", "threads=1", "device=cpu", *settings
     )
