@@ -14,6 +14,7 @@ from experiments.setup.lookahead import is_planner
 from experiments.setup.players import (
     bare,
     called_in_games,
+    check_game,
     check_plans,
     is_run,
     model_player,
@@ -111,6 +112,8 @@ def check_names(names: Sequence[str], voices: Sequence[str | None], game: str) -
 
 def find_base(spec: Spec, device: torch.device, beside: str) -> tuple[Policy, str | None]:
     """Loads the base of the run that `beside` names, else of the configuration. Returns it with the style it reads."""
+    if is_run(beside):
+        check_game(beside, spec.env["game"])
     untouched = spec.model.kind == "hf" and spec.base.data == "none" and is_run(beside)
     folder = None if untouched and started_from(policy_folder(beside)) is None else base_beside(beside)
     if folder is not None:

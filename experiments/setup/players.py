@@ -194,9 +194,16 @@ def told_in(algo: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def told_of(name: str) -> dict[str, Any]:
-    """Returns `told_in` of the run that a player's name means; empty if it means none."""
+    """Returns `told_in` of the run that a player's name means; empty if it means none. UserError where the folder of
+    its intents is gone."""
     run = run_of(name)
-    return told_in(run_settings(run)["algo"]) if (run / CONFIG).is_file() else {}
+    found = told_in(run_settings(run)["algo"]) if (run / CONFIG).is_file() else {}
+    if found and not (Path(found["intents"]) / ACTION).is_dir():
+        raise UserError(
+            f"{run.name} learned under the intents of {found['intents']} (algo.intents), which is not there. Put it "
+            f"back, or name its new place in {run / CONFIG}"
+        )
+    return found
 
 
 def player_digest(name: str) -> str:

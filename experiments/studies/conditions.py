@@ -38,6 +38,7 @@ from experiments.setup.players import (
     run_policy,
     seat_players,
     style_of,
+    told_of,
 )
 from experiments.setup.players import policy_folder as run_policy_folder
 from experiments.setup.refusals import say_refusals
@@ -254,6 +255,7 @@ def entrants(runs: Path, select: Any, arms: Sequence[str], where: Any = None) ->
             continue
         with reading(folder):
             learners = learners_of(cast_of(config["cast"]))
+            told_of(str(folder))  # refuses a run whose intents are gone
         base, seed = base_folder(folder), card["seeds"][0]
         arm = ARMS.get(card["arm"], card["arm"]) if config["env"]["game"] == "among_us" else card["arm"]
         new = [Entrant(arm, seed, folder, config, base, {name: end_of(folder, name) for name in learners})]

@@ -26,7 +26,7 @@ from experiments.launch.command import command
 from experiments.launch.terminal import say
 from experiments.setup.config import cast_of
 from experiments.setup.devices import check_bf16
-from experiments.setup.players import style_of, told_in
+from experiments.setup.players import style_of, told_in, told_of
 from experiments.setup.select import selected
 from experiments.setup.stages import Stage, base_folder, stages_of
 from experiments.studies.cells import Workspace, begin, check_play, compute, with_room
@@ -155,7 +155,7 @@ def subjects_of(run: Path, cfg: DictConfig) -> list[Subject]:
     if config["env"]["game"] != "dond":
         raise UserError(f"select: {run.name} is a run of {config['env']['game']}. Name runs of Deal or No Deal.")
     people = people_folder(run, cfg.human)
-    told = told_in(config["algo"])
+    told = told_of(str(run))
     reads = cfg.data.dond and not told  # no intents stand in people's dialogues: who is told some would not be itself
     dialogues = {"split": cfg.split, "files": data_files(Path(cfg.data.dond))} if reads else None
     if dialogues and cfg.dialogues:

@@ -47,7 +47,7 @@ from marl.intents.nonsense import Ensemble, train
 from marl.intents.standin import write_scripted
 from marl.intents.streams import ARMS, FORM, TOLD, Intent
 from marl.intents.talker import UNFINISHED
-from marl.intents.training import MIXED, NO_LESSONS, action_model, annotated, dialogue_model, unvaried
+from marl.intents.training import MIXED, NO_LESSONS, action_model, annotated, dialogue_model, read_in, unvaried
 from marl.metrics.drift import likelihood, retold
 from marl.metrics.stats import Interval, Metrics, bootstrap_mean, bootstrap_ratio, rate
 from marl.metrics.tables import TableRow, mean_over_seeds, read_table, write_csv, write_table
@@ -126,7 +126,7 @@ def main(cfg: DictConfig) -> None:
 def of_seed(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Figures:
     """All figures of one seed, of which each part is measured once and kept."""
     models = {name: folder_digest(folder) for name, folder in made.folders.items()}
-    about = {"models": models, "split": cfg.split}
+    about = {"models": models, "split": cfg.split, **read_in(made.env, spec.base)}
     ensemble, figures = None, {}
     if cfg.games:
         spoil = {"nonsense": dict(cfg.nonsense), "rate": cfg.filter_rate, **about}
@@ -244,14 +244,14 @@ def make_models(seed: int, data: str, cfg: DictConfig, spec: PlaySpec, place: Wo
         action = action_model(
             spec.model, acts, train_env, data, folders[ACTION], start=origin, start_digest=start, **how
         )
-    start = folder_digest(folders[ACTION])
+    start, read = folder_digest(folders[ACTION]), read_in(train_env, base)
     later = replace(base, epochs=max(cfg.epochs, 1), learning_rate=cfg.learning_rate, human_games=cfg.human_games)
     own = replace(later, epochs=cfg.own_epochs)
-    learned = place.cells / f"intents-train-{digest({'start': start, 'base': asdict(later)})[:8]}.json"
+    learned = place.cells / f"intents-train-{digest({'start': start, 'base': asdict(later), **read})[:8]}.json"
     say(f"seed {seed}: annotating the training dialogues")
     _, taught = annotated(action, later, train_env, data, "train", learned)
     say(f"seed {seed}: {sum(map(len, taught.values()))} replies of {len(taught)} views are annotated")
-    tested = place.cells / f"intents-{cfg.split}-{digest({'start': start})[:8]}.json"
+    tested = place.cells / f"intents-{cfg.split}-{digest({'start': start, **read})[:8]}.json"
     views, intents = annotated(action, replace(base, human_games=0), train_env, data, cfg.split, tested)
     say(f"seed {seed}: dialogue models")
     models: dict[str, Policy] = {}
@@ -262,7 +262,7 @@ def make_models(seed: int, data: str, cfg: DictConfig, spec: PlaySpec, place: Wo
             learns = own
             begun, begun_digest = (models[MIXED], folder_digest(folders[MIXED])) if cfg.epochs else first[:2]
         lessons = Lessons(**dict(cfg.lessons)) if arm in TOLD else NO_LESSONS
-        settings = {"start": begun_digest, "base": asdict(learns)}
+        settings = {"start": begun_digest, "base": asdict(learns), **read}
         if lessons.epochs:
             settings["lessons"] = asdict(lessons)
         folders[arm] = cache / f"intents-{arm}-s{seed}-{digest(settings)[:8]}"

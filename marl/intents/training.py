@@ -154,7 +154,7 @@ def dialogue_model(
         return policy, {"views": views}
 
     about = {
-        "env": unvaried(env, base),
+        "env": {**unvaried(env, base), **read_in(env, base)},
         "arm": arm,
         "start": start_digest,
         "base": asdict(base),
@@ -208,6 +208,12 @@ def in_arm(arm: str, intents: Mapping[int, Sequence[Intent]], seed: int = 0) -> 
         return grounded(steps, own, [intent.renamed(order) for intent in intents[view.index]])
 
     return {"refuse": lambda view: "" if view.index in intents else "no intent", "add": add}
+
+
+def read_in(env: Mapping[str, Any], base: BaseConfig) -> dict[str, Any]:
+    """The varied settings in which dialogues are annotated and measured, where they are not the first of `base.vary`:
+    what the names of kept files hold beside their models, which learned all of them."""
+    return {name: env[name] for name, values in base.vary.items() if env.get(name, values[0]) != values[0]}
 
 
 def unvaried(env: Mapping[str, Any], base: BaseConfig) -> dict[str, Any]:

@@ -252,11 +252,11 @@ def human_epochs(
     folder: str, games: Sequence[Callable[[], Any]], tokens: Tokens, base: BaseConfig, **ways: Any
 ) -> Iterator[list[Row]]:
     """Batches of the human dialogues, in another order in each pass, and with items renamed if so set. `ways`: see
-    `recorded`."""
+    `recorded`; they may draw anew in each pass."""
     rows: list[Row] = []
     for epoch in itertools.count():
         rng = np.random.default_rng([base.seed, CORPUS, epoch])
-        if not rows or base.permute_items:
+        if not rows or base.permute_items or ways:
             permute = rng if base.permute_items else None
             rows = recorded(folder, "train", games, base, permute, **ways).rows(tokens)
         yield from batches(rows, base.rows, rng)

@@ -17,7 +17,7 @@ from marl.intents.training import dialogue_model, learn
 from marl.learning.batch import collate
 from marl.metrics.drift import speech_likelihood
 from marl.pretraining.config import BaseConfig
-from marl.pretraining.corpus import human_row
+from marl.pretraining.corpus import human_epochs, human_row
 from marl.rollout.games import env_maker
 from tests import human_dialogues
 from tests.marl.intents.test_annotation import COUNTS, INTENTS, view
@@ -191,3 +191,17 @@ def held_out(row: str) -> str:
 def test_bad_settings(settings: dict[str, float], error: str) -> None:
     with pytest.raises(UserError, match=error):
         Lessons(**settings)  # type: ignore[arg-type]
+
+
+def test_lessons_are_drawn_anew_in_each_pass_also_without_renaming(tmp_path: Path) -> None:
+    """What is borrowed in one pass is not what is borrowed in all."""
+    human_dialogues.write(tmp_path, (*human_dialogues.ROWS, *human_dialogues.games_of(2)))
+    views = [each for each in read_split(tmp_path, "train").usable if each.agree and each.turns[0][0] == "YOU"]
+    words = ("i get the book , you get the rest", "i get the ball , you get the rest")
+    lent = library([replace(views[0], turns=(("YOU", message), ("THEM", None))) for message in words])
+    intents = {each.index: [Intent(each.claim, rest(each.claim, each.counts))] * 2 for each in views}  # type: ignore[arg-type]
+    base = BaseConfig(data="human", permute_items=False, rows=64)
+    ways = in_lessons("both", intents, lent, 0, share=1.0, first=True)
+    passes = human_epochs(str(tmp_path), [GAME], tiny_policy().tokens, base, **ways)
+    seen = {row.turns[0].text for _ in range(8) for row, _ in sorted(next(passes), key=lambda row: row[0].seed)[:1]}
+    assert len(seen) == 2

@@ -1,0 +1,150 @@
+"""Lessons made of people's own messages: whatever is borrowed and renamed, the parser reads the intent in it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from itertools import permutations
+
+import numpy as np
+
+from envs.dond.rules import Triple, allocations, rest
+from envs.human_dond import HumanView, permuted, read_split
+from marl.intents.annotate import certain_split, named_items
+from marl.intents.borrowed import Library, in_lessons, learnable, library
+from marl.intents.streams import Intent
+from marl.pretraining import corpus
+from marl.pretraining.config import BaseConfig
+from marl.rollout.games import env_maker
+from tests.human_dialogues import DATA, needs_data
+
+GAME = env_maker({"game": "dond", "style": "compact", "objective": 0.0, "split": "train"})
+TOLD = re.compile(r"me (\d+) books (\d+) hats (\d+) balls you (\d+) books (\d+) hats (\d+) balls\n")
+POOL = re.compile(r"books (\d+) \d+ hats (\d+) \d+ balls (\d+) \d+ objective")
+
+
+@cache
+def people() -> list[HumanView]:
+    """Every tenth dialogue that may be learned from."""
+    return [view for view in read_split(DATA, "train").usable if learnable(view)][::10]
+
+
+@cache
+def lent() -> Library:
+    return library(people())
+
+
+def triples(text: str, pattern: re.Pattern[str]) -> list[Triple]:
+    """The numbers of a line, three by three."""
+    found = pattern.match(text)
+    assert found is not None, text
+    numbers = [int(number) for number in found.groups()]
+    return [(numbers[i], numbers[i + 1], numbers[i + 2]) for i in range(0, len(numbers), 3)]
+
+
+def check(message: str, claim: Triple, counts: Triple) -> int:
+    """Asserts that a message names what a claim has and nothing else. Returns how many items it names."""
+    whole, named = certain_split(message, counts), named_items(message, counts)
+    assert whole in (None, claim), (message, claim, counts, whole)
+    assert named, (message, counts)
+    assert all(claim[item] == number for item, number in named.items()), (message, claim, counts, named)
+    return len(named)
+
+
+@needs_data
+def test_all_that_is_lent_names_the_items_of_its_claim() -> None:
+    """By brute force: each message of each pool under each of its claims, and no claim that it fits is left out."""
+    messages, held = 0, Counter[tuple[Triple, str]]()
+    for counts, (whole, some) in lent().items():
+        for kind in (whole, some):
+            for claim, said in kind.items():
+                assert claim in allocations(counts) and any(claim) and any(rest(claim, counts))
+                for message in said:
+                    named = check(message, claim, counts)
+                    assert named or kind is some
+                messages += len(said)
+        for said in some.values():
+            held.update((counts, message) for message in {*said})
+            assert not any(certain_split(message, counts) for message in said)
+        for (pool, message), claims in held.items():
+            if pool == counts:
+                named = named_items(message, counts)
+                fit = [c for c in allocations(counts) if all(c[i] == n for i, n in named.items())]
+                assert claims == sum(any(c) and c != counts for c in fit), (message, counts)
+    assert messages > 5000
+
+
+@needs_data
+def test_names_are_read_alike_under_all_names() -> None:
+    """Renaming moves what is read and changes nothing else: plurals, numbers, negations, basketballs."""
+    read = 0
+    for view in people():
+        for who, text in view.turns:
+            if who != "YOU" or text is None:
+                continue
+            named, whole = named_items(text, view.counts), certain_split(text, view.counts)
+            for order in [(a, b, c) for a, b, c in permutations(range(3))]:
+                other = permuted(view, order)
+                if other is view:  # an item under another name: left as it is
+                    continue
+                place = view.turns.index((who, text))
+                renamed = str(other.turns[place][1])
+                assert named_items(renamed, other.counts) == {order.index(i): n for i, n in named.items()}, renamed
+                expected = whole and tuple(whole[i] for i in order)
+                assert certain_split(renamed, other.counts) == expected, renamed
+                read += 1
+    assert read > 3000
+
+
+def shown(share: float, first: bool) -> Iterator[tuple[corpus.Steps, bool]]:
+    """What models read of people's dialogues with renamed items, and whether it is a lesson."""
+    intents = {}
+    for view in people():
+        replies = 1 + sum(who == "YOU" and text is not None for who, text in view.turns)
+        intents[view.index] = [Intent(view.claim, view.partner_claim)] * replies  # type: ignore[arg-type]
+    ways = in_lessons("both", intents, lent(), 1, share=share, first=first)
+    lessons: list[bool] = []
+    cut = ways["cut"]
+
+    def noted(view: HumanView) -> HumanView:
+        found = cut(view)
+        lessons.append(found is not view)
+        return found
+
+    add = ways["add"]
+    told: list[tuple[corpus.Steps, bool]] = []
+
+    def adding(view: HumanView, order: Triple, steps: list[corpus.Step]) -> corpus.Steps:
+        told.append((add(view, order, steps), lessons[-1]))
+        return told[-1][0]
+
+    base, rng = BaseConfig(data="human", deals_only=True), np.random.default_rng(3)
+    corpus.recorded(str(DATA), "train", [GAME], base, rng, refuse=ways["refuse"], cut=noted, add=adding)
+    yield from told
+
+
+@needs_data
+def test_lessons_say_and_claim_what_their_intent_names() -> None:
+    """From the steps that a model reads, after both renamings: the words, the claim and the line of the intent agree
+    with the pool of the opening, and half of the lessons state a whole split."""
+    lessons, whole, claims = 0, 0, Counter[tuple[Triple, Triple]]()
+    for steps, lesson in shown(share=1.0, first=False):
+        if not lesson:
+            continue
+        (counts,) = triples(steps[0][1], POOL)
+        replies = [place for place, step in enumerate(steps) if step[0] == "reply"]
+        assert len(replies) == 2 and replies[-1] == len(steps) - 1
+        said, claimed = (steps[place][1] for place in replies)
+        message = said.removeprefix("[message] ").removesuffix(" [END]")
+        intents = [triples(steps[place - 1][1], TOLD) for place in replies]
+        assert intents[0] == intents[1] and all(steps[place - 1][0] == "tell" for place in replies)
+        own, partner = intents[0]
+        assert partner == rest(own, counts)
+        check(message, own, counts)
+        assert claimed == f"[propose] ({own[0]} books, {own[1]} hats, {own[2]} balls) [END]"
+        lessons += 1
+        whole += certain_split(message, counts) is not None
+        claims[counts, own] += 1
+    assert lessons > 500 and 0.4 < whole / lessons < 0.6
