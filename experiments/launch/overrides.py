@@ -98,7 +98,7 @@ class Checker:
         """The configuration files that a job chooses, with its values. UserError where one does not exist or fit."""
         parsed = [self.parse(text) for text in job]
         config = copy.deepcopy(self.choose([each for each in parsed if self.chooses_file(each)]))
-        names = named(config)
+        of_files = names = named(config)
         for override in parsed:
             key, added = override.key_or_group, override.is_add()
             if self.chooses_file(override):
@@ -114,7 +114,7 @@ class Checker:
                     del OmegaConf.select(config, parent)[name]
                 continue
             value = override.value()
-            if added and names.get(key) is not None and not isinstance(value, dict | list):
+            if added and of_files.get(key) is not None and not isinstance(value, dict | list):
                 raise UserError(f"{shown(override)}: {key} is there already. Leave out the plus sign.")
             default = OmegaConf.select(config, key, throw_on_missing=False, throw_on_resolution_failure=False)
             wanted = "" if value is None and key in MAY_BE_NULL else wrong_kind(default, value)
@@ -181,10 +181,11 @@ class Checker:
                 if named(config).get(parent, "") is None:
                     return f"{parent} is null here. Set it as a whole: '{parent}={{{name}: {value}}}'."
                 return f"{key} is not a setting here; {' or '.join(having)} has it."
-        term = OmegaConf.select(config, f"{parent}._target_", throw_on_missing=False) if parent else None
-        if term and not str(term).startswith("marl.") and not nearest(name, OmegaConf.select(config, parent)):
+        term = named(config).get(f"{parent}._target_")
+        own = parent.startswith(REMOVABLE) and term and not str(term).startswith("marl.")
+        if own and not nearest(name, OmegaConf.select(config, parent)):
             added = f"+{key}={value}"
-            return f"{key} is not set by +{parent}. If {term} has it, add a plus sign: {told([added])}"
+            return f"{parent} was given without {name}. If {term} has it, add a plus sign: {told([added])}"
         hydras = key.startswith("hydra")
         near = nearest(key, [name for name in (*known, *named(config)) if name.startswith("hydra") == hydras])
         return f"{key} is not a setting; {near or '--cfg job lists them all'}."

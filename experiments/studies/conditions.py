@@ -104,7 +104,7 @@ class Condition:
                 raise UserError(f"cast.{role}={changes}: must be a group of settings, as in {{player: {changes}}}")
         if self.temperature is not None:
             check_temperature(self.temperature, "temperature")
-        check_range(self, "", "[0, inf)", "iteration")
+        check_range(self, "", "[0, inf), or null for the end", "iteration")
 
 
 @dataclass(frozen=True)

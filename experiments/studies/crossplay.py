@@ -304,8 +304,8 @@ def play(cell: Cell, cfg: DictConfig, parts: PlaySpec, pair: Sequence[Agent], ba
 
 def games_of(path: Path) -> tuple[Games, int]:
     """The games of a cell's file, and the seats lost to an endpoint. UserError where it does not hold them."""
+    found = read_json(path)
     with reading_kept(path, "a pair's games"):
-        found = read_json(path)
         games, lost = found["games"], found.get("lost_seats", 0)
         assert games and all(game.keys() >= RECORDED for game in games) and isinstance(lost, int)
         assert all(np.isfinite(values).all() for values in figures(games, 1.0, swapped=False).values())

@@ -82,8 +82,9 @@ def curves_of_runs(folders: Sequence[Path]) -> Curves:
     """The training curves of finished runs."""
     runs = [read_run(folder) for folder in folders]
     return in_order(
-        (label(run.arm, variant_of(run, runs)), run.seed, row["iteration"], row)
+        (arm, run.seed, row["iteration"], row)
         for run in runs
+        for arm in [label(run.arm, variant_of(run, runs))]
         for row in run.curves
         if row["phase"] == "train"
     )

@@ -265,8 +265,9 @@ def compared(cfg: DictConfig, base: Policy, anchor: Path, device: torch.device) 
 
 def read_arms(path: Path) -> Arms:
     """The figures of a cell's file. UserError where it does not hold them."""
+    found = read_json(path)
     with reading_kept(path, "each arm's figures"):
-        arms: Arms = dict(read_json(path)["arms"])
+        arms: Arms = dict(found["arms"])
         assert all(np.asarray(values, float).ndim == 1 for of_arm in arms.values() for values in of_arm.values())
     return arms
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from inspect import iscoroutinefunction
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 from starlette.applications import Starlette
@@ -58,7 +58,7 @@ REPORT = (
     f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{report_script()[1]}'; "
     "base-uri 'none'; frame-ancestors 'none'"
 )
-Page = Callable[[Request, str], Any]  # what a visitor gets: a Response, or an awaitable one
+Page = Callable[[Request, str], Response | Awaitable[Response]]  # of whoever asks; a plain function runs in a thread
 
 
 @dataclass
@@ -137,9 +137,9 @@ class Site:
                     fresh = self.newcomer(request)
                     person = str(self.sessions.person(fresh))
                 if iscoroutinefunction(do):
-                    response = await do(request, person)
-                else:
-                    response = await run_in_threadpool(do, request, person)  # reads files, or waits for the database
+                    response: Response = await do(request, person)
+                else:  # reads files, or waits for the database
+                    response = await run_in_threadpool(cast(Callable[..., Response], do), request, person)
                 if fresh is not None:
                     set_cookie(response, COOKIE, fresh)
             except Refused as refused:
@@ -215,7 +215,7 @@ class Site:
         return HTMLResponse(text.encode("utf-8", "replace"), status)  # a recorded name may have half surrogate pairs
 
     # --- Play -------------------------------------------------------------------------------------------------------
-    def home(self, request: Request, person: str) -> Response:
+    async def home(self, request: Request, person: str) -> Response:
         return RedirectResponse("/play", 303)
 
     def choose(self, request: Request, person: str) -> Response:

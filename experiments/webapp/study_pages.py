@@ -4,7 +4,7 @@ Where a study is served, there are no other pages: whoever takes part sees neith
 games.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from marl.common.errors import UserError
 from marl.report.views import NO_DEAL
 
 Html = Callable[..., Response]
-Page = Callable[[Request, str], Any]
+Page = Callable[[Request, str], Response | Awaitable[Response]]
 
 
 @dataclass

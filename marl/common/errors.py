@@ -156,7 +156,7 @@ def check_counts(settings: object, names: Iterable[str], least: int = 1, where: 
 
 
 def check_choices(settings: object, where: str, **known: Collection[str]) -> None:
-    """Refuses settings, by name, that are none of those that are known."""
+    """Refuses settings, by name, whose value is not among the known choices."""
     for name, allowed in known.items():
         if (value := getattr(settings, name)) not in allowed:
             raise UserError(f"{dotted(where, name)}={value}: must be one of {', '.join(allowed)}")
@@ -165,7 +165,7 @@ def check_choices(settings: object, where: str, **known: Collection[str]) -> Non
 def check_range(settings: object, where: str, interval: str, *names: str) -> None:
     """Refuses settings outside an interval, such as `[0, 1)`: from 0 to below 1, or `(0, inf)`: any above 0.
 
-    Words behind the interval end the error, as in `[0, 1], or null`. A setting that is null is not checked.
+    Words behind the interval end the error, as in `[0, 1], or null`: with these, null passes.
     """
     parts = re.fullmatch(r"([\[(])(\S+), (\S+)([\])])(.*)", interval)
     assert parts, interval
@@ -174,12 +174,12 @@ def check_range(settings: object, where: str, interval: str, *names: str) -> Non
     words = {"[]": f"from {low} to {high}", "()": f"between {low} and {high}"}.get(first + last, " and ".join(ends))
     for name in names:
         value = getattr(settings, name)
-        if value is None:
+        if value is None and "null" in hint:
             continue
-        above = value > float(low) or (first == "[" and value == float(low))
+        above = value is not None and (value > float(low) or (first == "[" and value == float(low)))
         if not above or not (value < float(high) or (last == "]" and value == float(high))):
-            finite = "finite" if value == math.inf else ends[0] if high == "inf" else words
-            raise UserError(f"{dotted(where, name)}={value}: must be {finite}{hint}")
+            finite = "finite" if value == math.inf else ends[0]
+            raise UserError(f"{dotted(where, name)}={value}: must be {finite if high == 'inf' else words}{hint}")
 
 
 def dotted(where: str, name: str) -> str:

@@ -138,7 +138,7 @@ def reading(what: object) -> Iterator[None]:
 
 @contextmanager
 def reading_kept(path: str | Path, what: str) -> Iterator[None]:
-    """Turns errors within the block into a UserError: the file does not hold `what`, which a command makes again."""
+    """Turns errors within the block into a UserError: a kept file does not hold `what`; a command makes it again."""
     try:
         yield
     except FAULTS as error:

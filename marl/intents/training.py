@@ -211,8 +211,10 @@ def in_arm(arm: str, intents: Mapping[int, Sequence[Intent]], seed: int = 0) -> 
 
 
 def read_in(env: Mapping[str, Any], base: BaseConfig) -> dict[str, Any]:
-    """The varied settings in which dialogues are annotated and measured, where they are not the first of `base.vary`:
-    what the names of kept files hold beside their models, which learned all of them."""
+    """The settings of `base.vary` in which dialogues are annotated and measured, where these are not the first values.
+
+    They are part of the names of kept files, since one action model serves all values.
+    """
     return {name: env[name] for name, values in base.vary.items() if env.get(name, values[0]) != values[0]}
 
 

@@ -29,4 +29,4 @@ class UpdateConfig:
         check_range(self, "algo.update", "[1, inf), or null", "rows")
         check_range(self, "algo.update", "[0, inf), or null for none", "target_kl")
         check_range(self, "algo.update", "[0, inf)", "learning_rate", "weight_decay")
-        check_range(self, "algo.update", "(0, inf)", "max_grad_norm")
+        check_range(self, "algo.update", "(0, inf]", "max_grad_norm")

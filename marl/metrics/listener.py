@@ -351,4 +351,7 @@ def passes(
             groups.append([])
         groups[-1].append(i)
     for group in groups:
-        yield group, pad_sequence([torch.tensor(rows[i]) for i in group], batch_first=True).to(device)
+        yield (
+            group,
+            pad_sequence([torch.tensor(rows[i], dtype=torch.int64) for i in group], batch_first=True).to(device),
+        )

@@ -155,6 +155,7 @@ def test_a_learner_is_told_intents_from_the_command_line(
     assert inputs[f"algo.intents={folder}"] == folder_digest(Path(folder) / ACTION)
     play, seen = (f"runs={tmp_path}", "games=2", "threads=1", "device=cpu", "progress=false"), list[Episode]()
     people = (f"human={folder}/{DIALOGUE}", f"data.dond={write(tmp_path, test=TEST)}", f"publish={tmp_path / 'drift'}")
+    people = (*people, "games=32")  # most replies of a model that knows nothing are refused, and some must not be
     for study, more in ((conditions, ("comparison=dond_talk", "talk=2")), (drift, people)):
         noting = lambda *how: seen.extend(found := rollout(*how)) or found  # noqa: E731
         monkeypatch.setattr(study, "rollout", noting)

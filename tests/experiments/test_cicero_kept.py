@@ -101,5 +101,9 @@ def test_a_run_says_whose_intents_it_learned_under_where_they_are_gone(tmp_path:
 
 def test_a_player_of_another_game_is_named(tmp_path: Path) -> None:
     folder = player_in(tmp_path)
-    with pytest.raises(UserError, match=r"was trained on dond, and env\.game=among_us: choose env=dond"):
+    said = r"was trained on dond, and env\.game=among_us: choose env=dond"
+    with pytest.raises(UserError, match=said):
         entrants.find_base(play_spec(configure("evaluate", "env=among_us")), torch.device("cpu"), f"{folder}+cicero")
+    for names in (f"base,{folder}+cicero", f"{folder}+cicero,base"):
+        with pytest.raises(UserError, match=said):
+            evaluate.main(configure("evaluate", "env=among_us", f"players=[{names}]", "games=2", "device=cpu"))

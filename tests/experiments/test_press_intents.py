@@ -16,6 +16,7 @@ from experiments.studies import press_intents
 from marl.agents.model import PlayConfig
 from marl.common.errors import UserError
 from marl.common.files import csv_rows
+from marl.intents import draws
 from marl.metrics.wording import wording
 from marl.rollout.cast import Seats
 from marl.rollout.games import env_maker
@@ -83,11 +84,13 @@ def test_games_are_played_again_with_other_limits() -> None:
 def test_control_is_measured_at_the_temperature_of_the_games(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen = []
 
-    def drawn(policy: Any, streams: list[Any], *given: Any, temperature: float, **how: Any) -> list[tuple[list, list]]:
+    def drawn(
+        engine: Any, slots: list[int], *given: Any, temperature: float, **how: Any
+    ) -> list[tuple[list[int], list]]:
         seen.append(temperature)
-        return [([0], []) for _ in streams]
+        return [([0], []) for _ in slots]
 
-    monkeypatch.setattr(press_intents, "messages_behind", drawn)
+    monkeypatch.setattr(draws, "draw_messages", drawn)
     made: Any = SimpleNamespace(seed=0, env=ENV, base=speaker(), action=speaker(), dialogue=speaker())
     cfg = settings("temperature=0.5", "tested_games=1", "control=2")
     press_intents.control(made, cfg, play_spec(cfg), tmp_path / "messages.csv.gz")

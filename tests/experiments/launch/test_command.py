@@ -313,12 +313,27 @@ def test_a_setting_of_an_adapter_where_there_is_none_names_the_way() -> None:
 
 def test_a_setting_of_ones_own_term_that_it_was_not_given_needs_a_plus_sign() -> None:
     term = "+reward.mine={_target_: mine.Mine, weight: 0.5}"
-    said = "reward.mine.size is not set by +reward.mine. If mine.Mine has it, add a plus sign: +reward.mine.size=2"
+    said = "reward.mine was given without size. If mine.Mine has it, add a plus sign: +reward.mine.size=2"
     with pytest.raises(UserError, match=f"^{re.escape(said)}$"):
         plan("train", term, "reward.mine.size=2")
     with pytest.raises(UserError, match=r"^reward\.mine\.wieght is not a setting; the nearest is reward\.mine\.weight"):
         plan("train", term, "reward.mine.wieght=2")
     assert plan("train", term, "+reward.mine.size=2").config.reward.mine.size == 2
+    assert plan("train", term, "+reward.mine.weight=2").config.reward.mine.weight == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "override", "near"),
+    [
+        ("evaluate", "players.0=base", "the nearest is players"),
+        ("train", "base.lessons.x=1", "the nearest is base.lessons"),
+        ("train", "hydra.launcher.foo=3", "the nearest are hydra.launcher, hydra/launcher"),
+    ],
+)
+def test_names_under_a_list_or_one_of_hydras_groups_are_no_terms(name: str, override: str, near: str) -> None:
+    said = f"{override.partition('=')[0]} is not a setting; {near}"
+    with pytest.raises(UserError, match=f"^{re.escape(said)}"):
+        plan(name, override)
 
 
 def test_a_setting_that_ones_own_term_was_given_can_be_swept(cli: Cli) -> None:

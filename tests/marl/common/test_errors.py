@@ -17,6 +17,9 @@ from marl.common.errors import UserError, check_choices, check_counts, check_ran
         ("[0, inf)", (0, 1e9), (-1, float("nan")), "must be at least 0$"),
         ("(0, inf)", (1e-9,), (0, -1), "must be above 0$"),
         ("(0, inf)", (1,), (float("inf"),), "must be finite$"),
+        ("(0, inf]", (1, float("inf")), (0, None), "must be above 0$"),
+        ("[0, 1]", (0,), (float("inf"), None), "must be from 0 to 1$"),
+        ("[0, inf); 0 for none", (0,), (-1,), "must be at least 0; 0 for none$"),
         ("[0, 1], or null", (0, None), (2,), "must be from 0 to 1, or null$"),
     ],
 )
