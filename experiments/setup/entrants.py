@@ -112,10 +112,10 @@ def check_names(names: Sequence[str], voices: Sequence[str | None], game: str) -
 
 def find_base(spec: Spec, device: torch.device, beside: str) -> tuple[Policy, str | None]:
     """Loads the base of the run that `beside` names, else of the configuration. Returns it with the style it reads."""
-    if is_run(beside):
-        check_game(beside, spec.env["game"])
     untouched = spec.model.kind == "hf" and spec.base.data == "none" and is_run(beside)
-    folder = None if untouched and started_from(policy_folder(beside)) is None else base_beside(beside)
+    folder = (
+        None if untouched and started_from(policy_folder(beside)) is None else base_beside(beside, spec.env["game"])
+    )
     if folder is not None:
         return frozen_base(str(folder), model_digest(str(folder)), device), style_of(folder, spec.env)
     policy, _ = configured_base(spec, device)
@@ -130,10 +130,11 @@ def configured_base(spec: Spec, device: torch.device) -> tuple[Policy, Path | No
     )
 
 
-def base_beside(name: str) -> Path | None:
-    """Finds the base that the run of this name began with; None where it names no run."""
+def base_beside(name: str, game: str) -> Path | None:
+    """Finds the base that the run of this name began with; None where it names no run. UserError for another game."""
     if not is_run(name):
         return None
+    check_game(name, game)
     if started_from(policy_folder(name)) is None:
         raise UserError(f"players: {name} started from an untouched model; evaluate that with model=hf players=[base]")
     return base_folder(run_of(name), policy_folder(name))

@@ -12,7 +12,6 @@ from experiments.setup.entrants import base_beside
 from experiments.setup.players import (
     bare,
     bytes_of_players,
-    check_game,
     intents_of,
     is_run,
     more_slots,
@@ -49,9 +48,7 @@ def with_room(spec: PlaySpec, games: int, players: Sequence[tuple[str, str]], de
     for name, beside in players:
         dtype = torch.float32
         if bare(name) == "base":
-            if is_run(beside):
-                check_game(beside, spec.env["game"])
-            folder = base_beside(beside)
+            folder = base_beside(beside, spec.env["game"])
             config = spec.model.lm_config() if folder is None else load_config(str(folder))
             models += size_of(config, algo.context).weights
             held |= {model_digest(str(folder))} if folder else set()

@@ -26,7 +26,7 @@ from experiments.webapp.opponents import Opponents
 from experiments.webapp.roster import Roster
 from experiments.webapp.session import COOKIE, Rate, Sessions, host_is_fine, origin_is_fine, set_cookie
 from experiments.webapp.store import Record, Store, new_record
-from experiments.webapp.study_pages import StudyPages, wrong_of
+from experiments.webapp.study_pages import Page, StudyPages, wrong_of
 from experiments.webapp.table import LONGEST, reply_of, table_view
 from marl.common.errors import UserError
 from marl.report.html import TEMPLATES, report_script, templates
@@ -58,7 +58,6 @@ REPORT = (
     f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{report_script()[1]}'; "
     "base-uri 'none'; frame-ancestors 'none'"
 )
-Page = Callable[[Request, str], Response | Awaitable[Response]]  # of whoever asks; a plain function runs in a thread
 
 
 @dataclass

@@ -23,7 +23,7 @@ from marl.common.errors import UserError
 from marl.report.views import NO_DEAL
 
 Html = Callable[..., Response]
-Page = Callable[[Request, str], Response | Awaitable[Response]]
+Page = Callable[[Request, str], Response | Awaitable[Response]]  # for a person; a plain function runs in a thread
 
 
 @dataclass

@@ -192,7 +192,7 @@ def told(episode: Episode, agent: str, intents: Sequence[Intent | None], tokens:
     speaking = [turn for turn in episode.turns if turn.agent == agent and turn.kind == TurnKind.SPEAK and turn.message]
     assert len(speaking) == len(intents), (len(speaking), len(intents))
     both = zip(speaking, intents, strict=True)
-    return told_before((episode, agent), [(turn, intent.text()) for turn, intent in both if intent], tokens)
+    return told_before((episode, agent), [(turn, intent.text()) for turn, intent in both if intent is not None], tokens)
 
 
 def dialogue_model(

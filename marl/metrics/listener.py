@@ -351,7 +351,5 @@ def passes(
             groups.append([])
         groups[-1].append(i)
     for group in groups:
-        yield (
-            group,
-            pad_sequence([torch.tensor(rows[i], dtype=torch.int64) for i in group], batch_first=True).to(device),
-        )
+        tokens = [torch.tensor(rows[i], dtype=torch.int64) for i in group]
+        yield group, pad_sequence(tokens, batch_first=True).to(device)

@@ -235,14 +235,13 @@ def comparisons(arms: Sequence[ArmRun], runs: Sequence[Run]) -> list[str]:
     return [f"{what}, differences in points, paired by {by}: {'; '.join(each)}."]
 
 
-# game -> metric, its name, what an arm does, points per unit: the figure that fewest games tell apart comes first
-SEEN = {
+SEEN = {  # game -> metric, what an arm does, points per unit: the figure that fewest games tell apart comes first
     "among_us": (
-        ("vote/imposter", "votes for the imposter", "votes for the imposter {} points {} often", 100),
-        ("game/win_rate/crewmates", "wins", "wins {} points {}", 100),
+        ("vote/imposter", "votes for the imposter {} points {} often", 100),
+        ("game/win_rate/crewmates", "wins {} points {}", 100),
     ),
-    "dond": (("game/score", "scores", "scores {} points {}", 1),),
-    "diplomacy": (("game/score", "scores", "scores {} hundredths {}", 100),),
+    "dond": (("game/score", "scores {} points {}", 1),),
+    "diplomacy": (("game/score", "scores {} hundredths {}", 100),),
 }
 
 
@@ -252,12 +251,13 @@ def what_was_seen(arms: Sequence[ArmRun], runs: Sequence[Run]) -> list[str]:
     for row in differences(arms, runs)[:1]:
         arm, _, other = row.arm.partition(" - ")
         over = f"{row.seeds} seeds" if row.seeds > 1 else "games of one training seed"
-        for metric, figure, does, unit in SEEN[runs[0].game]:
+        for metric, does, unit in SEEN[runs[0].game]:
             found = _difference(arms, arm, other, metric)
             if found is None:
                 continue
             low, mean, high = (unit * value for value in (found.low, found.mean, found.high))
             if low == mean == high == 0:
+                figure = does.partition(" {}")[0]
                 said.append(f"What was seen: no difference between {arm} and {other} in {figure} (over {over}).")
                 continue
             what = does.format(f"{abs(mean):.1f}", "more" if mean > 0 else "less")

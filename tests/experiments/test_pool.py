@@ -49,4 +49,4 @@ def test_a_run_against_past_selves_goes_on_as_if_never_stopped(bases: Path, tmp_
     past = str(run / "pool/learner-000002")  # as a player of another evaluation it reads what its run read
     assert run_of(past) == run and called_in_games(past) == f"{run.name}/pool/learner-000002"
     assert style_of(policy_folder(past), whole.env) == "compact"
-    assert base_beside(past) == base_beside(str(run)) is not None
+    assert base_beside(past, "dond") == base_beside(str(run), "dond") is not None

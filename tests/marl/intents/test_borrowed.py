@@ -194,7 +194,7 @@ def test_bad_settings(settings: dict[str, float], error: str) -> None:
 
 
 def test_lessons_are_drawn_anew_in_each_pass_also_without_renaming(tmp_path: Path) -> None:
-    """What is borrowed in one pass is not what is borrowed in all."""
+    """Each pass borrows anew."""
     human_dialogues.write(tmp_path, (*human_dialogues.ROWS, *human_dialogues.games_of(2)))
     views = [each for each in read_split(tmp_path, "train").usable if each.agree and each.turns[0][0] == "YOU"]
     words = ("i get the book , you get the rest", "i get the ball , you get the rest")
