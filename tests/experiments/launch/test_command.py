@@ -253,7 +253,6 @@ REFUSED = {
     "reward/critik=own": "reward/critik is not a setting; the nearest is reward/critic.",
     "~loss.listenin": "loss.listenin is not a setting; the nearest is loss.listening",
     "note.size=1": "note.size is not a setting; ",
-    "base.lessons.x=1": "base.lessons.x is not a setting; the nearest is base.lessons",
     "hydra.launcher.foo=3": "hydra.launcher.foo is not a setting; the nearest are hydra.launcher, hydra/launcher.",
     "reward={speeking:{weight:1}}": "reward.speeking is not a setting; the nearest is reward.speaking.",
     "reward.mine={_target_:a.B,weight:1}": "reward.mine is not a setting. Add a term with a plus sign: +reward.mine=",
@@ -327,6 +326,8 @@ def test_a_setting_of_ones_own_term_that_it_was_not_given_needs_a_plus_sign() ->
 def test_a_name_under_a_list_is_no_term() -> None:
     with pytest.raises(UserError, match=r"^players\.0 is not a setting; the nearest is players"):
         plan("evaluate", "players.0=base")
+    with pytest.raises(UserError, match=r"^base\.lessons\.x is not a setting; the nearest is base\.lessons"):
+        plan("train", "base.lessons.x=1")
 
 
 def test_a_setting_that_ones_own_term_was_given_can_be_swept(cli: Cli) -> None:

@@ -374,7 +374,7 @@ def test_a_base_made_again_under_its_name_is_not_the_runs(runs: Path, tmp_path: 
     ):
         base_folder(run)
     with pytest.raises(UserError, match="is not the base that"):
-        entrants.base_beside(str(run), "dond")
+        entrants.base_beside(str(run), "among_us")
 
 
 def test_published_figures_stand_beside_ours(runs: Path, played: Path, tmp_path: Path) -> None:
