@@ -391,9 +391,16 @@ def test_people_are_called_so_where_their_dialogues_are_given() -> None:
 def test_a_figure_says_whose_messages_it_is_about(whose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: dict[str, list] = {}
     monkeypatch.setattr(intents, "draw_panels", lambda panels, path: drawn.update(panels))
-    row = intents.table_row("none", f"drift/{whose}_perplexity", [rate([True])])
-    intents.draw([row], tmp_path / "figure.svg")
-    assert drawn == {f"perplexity of {whose} messages": [row]}
+    metrics = [
+        ("none", f"drift/{whose}_perplexity"),
+        ("intent", "intent/items"),
+        ("all", "game/score"),
+        ("all", "intent/items"),
+    ]
+    rows = [intents.table_row(arm, metric, [rate([True])]) for arm, metric in metrics]
+    intents.draw(rows, tmp_path / "figure.svg")
+    panels = (f"perplexity of {whose} messages", "stated split is the intent's", "score")  # of generated messages alone
+    assert drawn == {panel: [row] for panel, row in zip(panels, rows, strict=False)}
 
 
 def test_intervals_of_shares_end_at_0_and_1() -> None:
@@ -423,6 +430,7 @@ def test_the_study_goes_from_dialogues_to_a_table(
         r["arm"] for r in rows if r["metric"] == "game/score"
     }
     assert "scripted messages" in {row["arm"] for row in rows}
+    assert {"no intents", "intents", "all v itself"} <= {r["arm"] for r in rows if r["metric"] == "intent/stated"}
     assert (tmp_path / "out" / "figure.svg").is_file() and (tmp_path / "intents-both-s0" / PARTS).is_file()
     told = csv_rows(tmp_path / "out" / "situations.csv")
     assert {row["intent_is"] for row in told if row["place"] == "0"} == {"annotated", "another", "a third"}
