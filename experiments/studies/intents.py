@@ -339,33 +339,13 @@ def play(made: Made, ensemble: Ensemble, cfg: DictConfig, spec: PlaySpec, place:
     """The ablation, on the same games for all arms, against each partner: score, agreement, perplexity under the frozen
     model of people, and how far what was said and claimed is as planned. `people`: that model itself in the arm's
     seat."""
-    games, cicero = draw_games(cfg.seed, EVALUATION, count=cfg.games), spec.cicero
-    make_env = env_maker(made.env)
     found: Figures = {}
-    limits = replace(spec.algo, games=cfg.games, concurrency=min(cfg.concurrency, cfg.games))
     refusals: list[list[object]] = []
     for partner in cfg.partners:
         end = "" if partner == PEOPLE else f" v {partner}"
         scores: dict[str, np.ndarray] = {}
         for arm in (PEOPLE, *ABLATIONS):
-            about = played_by(made, arm, partner, cicero, cfg, limits)
-            path = place.cells / f"games-s{made.seed}-{digest(about)[:10]}.json"
-            if not path.exists():
-                agent = seat(made, arm, ensemble, cicero, limits, cfg.temperature)
-                agent.name = called(agent.name, cfg)
-                place.bar.stage(f"seed {made.seed}: {arm} v {partner}", cfg.games)
-                other = agent if partner == ITSELF else people(made, "partner", limits, cfg.temperature)
-                if partner not in (PEOPLE, ITSELF):
-                    other = text_agent(partner, {"game": "dond"})
-                episodes = rollout(games, turn_about(agent, other), make_env, limits.concurrency, place.bar.advance)
-                place.bar.close()
-                say_refusals(agent, other)
-                kept_to = followed(episodes, np.random.default_rng(0))
-                found_ = {"games": measured(episodes, agent.name, made), "counts": counts_of(agent)}
-                found_["followed"] = {metric: each.to_json() for metric, each in kept_to.items()}
-                write_json(path, {"arm": arm, "partner": partner, **found_})
-                write_episodes(path.with_suffix(".jsonl"), episodes[:40])
-            about = read_json(path)
+            about = games_of(made, arm, partner, ensemble, cfg, spec, place)
             plan = {metric: Interval.from_json(each) for metric, each in about["followed"].items()}
             found |= {(arm + end, metric): each for metric, each in {**figures_of(about["games"]), **plan}.items()}
             counts = sorted(about["counts"].items())
@@ -380,6 +360,35 @@ def play(made: Made, ensemble: Ensemble, cfg: DictConfig, spec: PlaySpec, place:
                 found[f"{arm} - intents{end}", "game/score"] = gain
     write_csv(place.out / f"filters-s{made.seed}.csv", ("seed", "arm", "what", "count"), refusals)
     return found
+
+
+def games_of(
+    made: Made, arm: str, partner: str, ensemble: Ensemble, cfg: DictConfig, spec: PlaySpec, place: Workspace
+) -> dict[str, Any]:
+    """Figures of an arm's games with a partner, kept in a file. Games that an earlier version kept without how far
+    plans were followed are played again."""
+    limits = replace(spec.algo, games=cfg.games, concurrency=min(cfg.concurrency, cfg.games))
+    about = played_by(made, arm, partner, spec.cicero, cfg, limits)
+    path = place.cells / f"games-s{made.seed}-{digest(about)[:10]}.json"
+    kept_games: dict[str, Any] = read_json(path) if path.exists() else {}
+    if "followed" in kept_games:
+        return kept_games
+    agent = seat(made, arm, ensemble, spec.cicero, limits, cfg.temperature)
+    agent.name = called(agent.name, cfg)
+    other = agent if partner == ITSELF else people(made, "partner", limits, cfg.temperature)
+    if partner not in (PEOPLE, ITSELF):
+        other = text_agent(partner, {"game": "dond"})
+    place.bar.stage(f"seed {made.seed}: {arm} v {partner}", cfg.games)
+    games = draw_games(cfg.seed, EVALUATION, count=cfg.games)
+    cast = turn_about(agent, other)
+    episodes = rollout(games, cast, env_maker(made.env), limits.concurrency, place.bar.advance)
+    place.bar.close()
+    say_refusals(agent, other)
+    plan = {metric: each.to_json() for metric, each in followed(episodes, np.random.default_rng(0)).items()}
+    own = {"games": measured(episodes, agent.name, made), "counts": counts_of(agent), "followed": plan}
+    write_json(path, {"arm": arm, "partner": partner, **own})
+    write_episodes(path.with_suffix(".jsonl"), episodes[:40])
+    return own
 
 
 def played_by(

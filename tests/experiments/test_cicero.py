@@ -375,6 +375,20 @@ def test_a_filter_that_refused_nothing_counts_as_0() -> None:
     }  # fmt: skip
 
 
+def test_games_say_how_far_plans_were_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of players that have plans."""
+    game = {"score": 5.0, "points": 5.0, "deal": True, "nats": -2.0, "words": 2}
+    plan = {"intent/claimed": rate([True, False]).to_json()}
+    monkeypatch.setattr(
+        intents, "games_of",
+        lambda made, arm, *how: {"games": [game, game], "counts": {}, "followed": {} if arm == "people" else plan},
+    )  # fmt: skip
+    made = intents.Made(0, ENV, "", negotiator(), [], {}, {}, {})
+    found = intents.play(made, None, configure("intents"), None, SimpleNamespace(out=tmp_path))
+    claimed = {arm: (each.mean, each.n) for (arm, metric), each in found.items() if metric == "intent/claimed"}
+    assert claimed == dict.fromkeys(intents.ABLATIONS, (0.5, 2))
+
+
 def test_people_are_called_so_where_their_dialogues_are_given() -> None:
     """And scripts where scripted dialogues stand in; in the figure too, which is drawn from a table alone."""
     human, scripted = (configure("intents", f"data.dond={folder}") for folder in ("DIR", "null"))
@@ -430,7 +444,6 @@ def test_the_study_goes_from_dialogues_to_a_table(
         r["arm"] for r in rows if r["metric"] == "game/score"
     }
     assert "scripted messages" in {row["arm"] for row in rows}
-    assert {"no intents", "intents", "all v itself"} <= {r["arm"] for r in rows if r["metric"] == "intent/stated"}
     assert (tmp_path / "out" / "figure.svg").is_file() and (tmp_path / "intents-both-s0" / PARTS).is_file()
     told = csv_rows(tmp_path / "out" / "situations.csv")
     assert {row["intent_is"] for row in told if row["place"] == "0"} == {"annotated", "another", "a third"}
@@ -445,6 +458,8 @@ def test_the_study_goes_from_dialogues_to_a_table(
     assert card["run"].startswith("intents-s0@") and card["figures"]["all: game/score"]
     assert card["data"] == "scripted dialogues"
     monkeypatch.setattr(intents, "controlled", None)  # nothing is generated again
+    path = next((tmp_path / "intents").glob("games-*.json"))  # games are, where an earlier version did not measure all
+    write_json(path, {name: each for name, each in json.loads(path.read_text()).items() if name != "followed"})
     intents.main(configure("intents", *small, f"publish={tmp_path}/again"))
     assert (tmp_path / "again" / "table.csv").read_text() == first
     assert csv_rows(tmp_path / "again" / "situations.csv") == told
