@@ -34,13 +34,13 @@ from experiments.setup.players import (
     played_as,
     player_digest,
     player_slots,
+    policy_folder,
     reads_intents,
     run_policy,
     seat_players,
     style_of,
     told_of,
 )
-from experiments.setup.players import policy_folder as run_policy_folder
 from experiments.setup.refusals import say_refusals
 from experiments.setup.select import selected, write_cards
 from experiments.setup.stages import Stage, base_folder, end_of, stages_of
@@ -391,22 +391,18 @@ def check_voices(voices: Mapping[str, str], seating: Mapping[str, Seats], entran
             raise UserError(f"voices.{role}={voice}: {seating[role].player} plans and keeps its voice. Leave one out.")
 
 
-def policy_folder(name: str, entrant: Entrant) -> Path | None:
-    """Returns the policy's folder of a player who doesn't learn, None if it has none."""
-    if bare(name) == BASE:
-        return entrant.base
-    return run_policy_folder(name) if name != SILENT and is_run(name) else None
-
-
 def identity_of(name: str, entrant: Entrant) -> str:
     """Identifies a player: by the digest of its policy's files, or by name if it has no policy."""
     if name in entrant.learners:
         return entrant.learners[name].digest
-    folder = policy_folder(name, entrant)
-    if folder is None:
+    if bare(name) == BASE:
+        found = folder_digest(entrant.base)
+    elif name != SILENT and is_run(name):
+        found = player_digest(name)
+    else:
         return name
     plans = f"{SUFFIX} {dataclasses.asdict(planner_of(entrant.limits))}" if name.endswith(SUFFIX) else ""
-    return (folder_digest(folder) if bare(name) == BASE else player_digest(name)) + plans
+    return found + plans
 
 
 # --- Playing ----------------------------------------------------------------------------------------------------------
@@ -443,7 +439,7 @@ def play(cell: Cell, cfg: DictConfig, load: Callable[[Stage], Policy], workspace
             agents[name] = planning_agent(called, policy, *held, style=trained_in.get("style"))
 
     def model(called: str, name: str, seats: int) -> ModelAgent:
-        style = trained_in.get("style") if name in seated else style_of(run_policy_folder(name), trained_in)
+        style = trained_in.get("style") if name in seated else style_of(policy_folder(name), trained_in)
         return model_agent(called, dubbing[name], limits, seats, temperature, style)
 
     for role, voice in cell.voices.items():  # with agents of their own, since others may play with the same policies

@@ -19,11 +19,12 @@ from omegaconf import OmegaConf
 from envs.core import Style
 from experiments.setup.config import cast_of
 from experiments.setup.entrants import text_player
-from experiments.setup.lookahead import check_planner, is_planner, planner_agent
+from experiments.setup.lookahead import check_planner, is_planner
 from experiments.setup.players import (
     bare,
     called_in_games,
     check_game,
+    in_runs,
     model_player,
     more_slots,
     player_config,
@@ -198,7 +199,7 @@ class Opponents:
                 if any(self.runs.glob(f"{name}/{CONFIG}")):
                     raise UserError(f"opponent={name}: this run is not finished. Let its command finish, then serve.")
                 if name != CHAT:
-                    check_script(name, game, self.runs)
+                    text_player(name, game, "opponent")
                 if plans or condition.iteration is not None or condition.where:
                     raise UserError(f"opponent={name}: is no run, and neither plans nor has iterations or settings")
                 return Opponent(name, game, name, self.envs[game])
@@ -276,8 +277,7 @@ class Opponents:
                 raise UserError("There is no endpoint any more. Choose another opponent.")
             there = [loaded for (other, _), loaded in self._loaded.items() if other == CHAT]  # one budget for all games
             return there[0] if there else Loaded(ChatAgent(self.chat, waits=False), self.games)
-        planner = str(self.runs / name)
-        agent = planner_agent(planner, env) if is_planner(planner) else text_player(name, env["game"], "opponent")
+        agent = text_player(in_runs(name, str(self.runs)), env, "opponent")
         assert isinstance(agent, TextAgent)
         agent.style = Style.NATURAL  # a script reads any style, and speaks as the person does
         return Loaded(agent, self.games)
@@ -308,17 +308,6 @@ class Opponents:
         how = (self.planner, self.cicero)
         agent = model_player(run + plans, in_games, policy, limits, places, self.temperature, *how, env["game"], style)
         return Loaded(agent, fit.concurrency)
-
-
-def check_script(name: str, game: str, runs: Path) -> None:
-    """Raises UserError if no scripted player has this name, which no finished run has."""
-    try:
-        text_player(name, game)
-    except UserError as error:
-        raise UserError(
-            f"opponent={name}: there is no finished run of this name in {runs}, and no such scripted player. Train it, "
-            "or name another."
-        ) from error
 
 
 @lru_cache(maxsize=4096)

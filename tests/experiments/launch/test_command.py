@@ -443,11 +443,7 @@ def test_full_errors_on_demand(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Non
     assert result.status == 1 and result.err.startswith("Traceback") and "unlucky" in result.err
     with pytest.raises(UserError, match="sedd is not a setting"):
         cli("sedd=7")
-
-
-def test_a_sweep_with_full_errors_has_its_last_word_too(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    result = cli("-m", "seed=6,7,10")
+    result = cli("-m", "seed=6,7,10")  # a sweep has its last word, too
     assert ([cfg.seed for cfg in result.jobs], result.status) == ([6, 7, 10], 1)
     assert "seed=7: Traceback" in result.err and result.err.endswith("Failed jobs: 1 (seed=7).\n")
 
