@@ -53,7 +53,11 @@ from marl.storage.checkpoint import read_card
 from marl.storage.folder import CARD, CONFIG, run_settings
 
 AT = "@"  # between a run's name and the iteration
-ROLES = {"dond": (), "among_us": ("crewmate", "imposter"), "diplomacy": ()}
+SEATS = {  # that a person may ask for
+    "dond": ("any", "player_0", "player_1"),
+    "among_us": ("any", "crewmate", "imposter"),
+    "diplomacy": ("any",),  # powers are dealt
+}
 SCRIPTS = {
     "dond": ("scripted", "random"),
     "among_us": ("careful", "random"),
@@ -222,7 +226,7 @@ class Opponents:
         """Raises UserError, naming the condition, if its game cannot be made, has no such seat or nothing to plan."""
         with prefixed(f"{where}."):
             made = env_maker(env)()
-            if seat not in ("any", *made.possible_agents, *ROLES.get(env["game"], ())):
+            if seat not in (*SEATS.get(env["game"], ("any",)), *made.possible_agents):
                 raise UserError(f"seat={seat}: must be any, {', '.join(made.possible_agents)} or a role of the game")
             if name.endswith(SUFFIX) and env["game"] not in PLANNED:
                 raise UserError(f"opponent={name}: there is nothing to plan in {env['game']}")
