@@ -25,8 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.bench.baselines import has_trl
 from experiments.bench.figures import draw, table
-from experiments.bench.measure import Bench
-from experiments.bench.pieces import game_alone
+from experiments.bench.measure import Bench, game_alone
 from experiments.bench.settings import Settings
 from experiments.launch.command import command
 from experiments.launch.terminal import say

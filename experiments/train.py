@@ -34,7 +34,7 @@ from marl.metrics.stats import Metrics
 from marl.model.policy import Policy
 from marl.pretraining.base import base_policy
 from marl.report.page import build_report
-from marl.storage.checkpoint import missing_files, newest_checkpoint, read_state, save_policy
+from marl.storage.checkpoint import newest_checkpoint, read_state, save_policy
 from marl.storage.folder import REFERENCE, check_unedited, claim, read_run_card
 from marl.storage.tracking import METRICS_FILE, Tracker, make_tracker, read_metrics
 
@@ -100,9 +100,7 @@ def say_done(spec: RunSpec) -> None:
     folder, report = spec.folder, spec.folder / "report.html"
     if not report.exists():
         build_report([folder], report, title=spec.name)
-    gone = missing_files(folder / "policy")
-    lacks = f"; its policy lacks {', '.join(gone)}, which a new run would make" if gone else ""
-    say(f"{folder} is done: its report is {report}{lacks}")
+    say(f"{folder} is done: its report is {report}")
 
 
 @contextmanager
@@ -132,7 +130,6 @@ def lead(work: Work, ranks: Ranks) -> None:
     bar = Bar(enabled=spec.progress)
     record.say()
     with open_tracker(spec, newest) as tracker:
-        record.count_lost()
         base, base_folder = base_of(work, bar, ranks)
         record.keep_base(base, base_folder)
         policies = learn(work, base, newest, tracker, record.note, bar, ranks)

@@ -1,4 +1,4 @@
-"""Measures rollouts and updates: this engine at every point, the baselines on fewer games."""
+"""Measures rollouts and updates, this engine at every point, the baselines on fewer games; and a game's rules alone."""
 
 import ctypes
 import gc
@@ -9,10 +9,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
 
+from envs.core import END, TurnKind
 from experiments.bench.baselines import INSTALL_TRL, GenerateAgent, has_trl, trl_iteration
 from experiments.bench.settings import Point, Settings
 from experiments.launch.terminal import say
@@ -222,3 +224,35 @@ def spoken(repeat: Mapping[str, float | None]) -> str:
     update = repeat.get("update_tokens_per_second")
     learned = f", update {update:,.0f} tokens/s" if update else ""
     return f"rollout {repeat['rollout_tokens_per_second']:,.0f} tokens/s{learned}"
+
+
+# --- The game alone ---------------------------------------------------------------------------------------------------
+SAID = f"i did not do it {END}"
+
+
+def game_alone(make_env: Callable[[], Any], games: int, seed: int) -> dict[str, float]:
+    """Games of players who take any option and always say the same, one after another, in processor seconds.
+
+    An agent-step is one living player in one call of `step`.
+    """
+    env, rng, agent_steps = make_env(), Random(seed), 0
+    drawn = draw_games(seed, count=games)
+    began = time.process_time()
+    for game in drawn:
+        observations, _ = env.reset(seed=game.seed)
+        while env.agents:
+            agent_steps += len(getattr(env, "living", env.agents))  # where players die, they stay in `agents`
+            observations, *_ = env.step({agent: _any(seen, rng) for agent, seen in observations.items()})
+    seconds = time.process_time() - began
+    return {
+        "games": games,
+        "agent_steps": agent_steps,
+        "games_per_second": games / seconds,
+        "agent_steps_per_second": agent_steps / seconds,
+    }
+
+
+def _any(seen: dict[str, Any], rng: Random) -> str:
+    if seen["turn"] == TurnKind.CHOOSE:
+        return rng.choice(seen["options"])
+    return SAID if seen["turn"] == TurnKind.SPEAK else ""

@@ -9,11 +9,10 @@ from typing import Any
 from experiments.launch.terminal import say
 from experiments.setup.select import in_a_name
 from marl.common.errors import UserError
-from marl.common.files import FAULTS, csv_rows
+from marl.common.files import csv_rows, reading
 from marl.metrics.wording import arm_name, number
 
 FOLDER = Path(__file__).parents[1] / "results" / "expected"
-HEADER = ("arm", "metric", "iteration", "low", "high")
 
 # Few, because each further one is another chance to leave a band by luck: does it win, understand, explore, err?
 METRICS = ("game/score", "game/win_rate/crewmates", "belief/log_loss", "loss/entropy", "errors/per_turn")
@@ -38,15 +37,11 @@ def label(arm: str, settings: Mapping[str, Any]) -> str:
 
 def read_bands(path: Path) -> list[Band]:
     """Reads a file of bands. UserError if it cannot be read or is malformed."""
-    try:
+    with reading(path):
         return [
             Band(row["arm"], row["metric"], int(row["iteration"]), float(row["low"]), float(row["high"]))
             for row in csv_rows(path)
         ]
-    except UserError:
-        raise
-    except FAULTS as error:
-        raise UserError(f"{path}: expected the columns {','.join(HEADER)} with numbers ({error})") from error
 
 
 @dataclass(frozen=True)

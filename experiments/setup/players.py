@@ -167,11 +167,8 @@ def played_as(cast: Mapping[str, Seats], limits: PlayConfig) -> dict[str, Any]:
     cicero: dict[str, Any] = {"models": talkers, "settings": asdict(cicero_of(limits))} if talkers else {}
     if (told := intents_of(limits)) and {*names} & {*LEARNERS}:
         cicero |= {"learners": folder_digest(told / ACTION), "settings": asdict(cicero_of(limits))}
-    return {
-        **({"policies": runs} if runs else {}),
-        **({"planner": planner} if planner else {}),
-        **({"cicero": cicero} if cicero else {}),
-    }
+    about = {"policies": runs, "planner": planner, "cicero": cicero}
+    return {name: how for name, how in about.items() if how}
 
 
 def cicero_of(limits: PlayConfig) -> CiceroConfig:

@@ -17,11 +17,10 @@ from experiments.launch.terminal import say
 from experiments.setup.work import Work, computed_with, inputs_of, warm_starts
 from marl.common.distributed import Ranks
 from marl.common.errors import UserError
-from marl.common.files import read_bytes
 from marl.metrics.stats import Metrics
 from marl.model.policy import Policy
 from marl.storage.checkpoint import WAY_ON, copy_folder, folder_digest, policy_digest, read_state, verify_folder
-from marl.storage.folder import CARD, REFERENCE, differences, git_commit, nearest_run, run_card
+from marl.storage.folder import REFERENCE, differences, git_commit, nearest_run, run_card
 from marl.storage.tracking import METRICS_FILE, TIMING_FILE, read_metrics
 
 
@@ -35,7 +34,6 @@ class Record:
     inputs: Mapping[str, str]
     began: float = field(default_factory=time.monotonic)  # no clock that can be set back
     base: str = ""  # digest of the base
-    lost: int = 0  # lines that metrics.jsonl had at the checkpoint and has no more
 
     @classmethod
     def of(cls, work: Work, newest: Path | None, ranks: Ranks) -> Record:
@@ -98,18 +96,6 @@ class Record:
                 f"this run was begun with {'; '.join(dict.fromkeys(changed))}: its last digits will be those of neither"
             )
 
-    def count_lost(self) -> None:
-        """Counts the lines that `metrics.jsonl` has lost, and says so."""
-        path = self.work.spec.folder / METRICS_FILE
-        kept = lines_of(path)
-        self.lost = self.before.get("metrics_lines", kept) - kept
-        if self.lost:
-            say(
-                f"{path} has {kept} lines up to the checkpoint, which counted {kept + self.lost}: curves and totals "
-                f"will be those of what is there, and {CARD} will say how many are lost; to put the file back, stop "
-                "this run first"
-            )
-
     def keep_base(self, base: Policy, folder: Path | None) -> None:
         """Notes the base, and keeps a copy of its `folder` in the run. UserError for another than the run's own."""
         spec = self.work.spec
@@ -136,7 +122,6 @@ class Record:
             "base": self.base,
             "wall_time": self.seconds,
             "commits": self.commits,
-            "metrics_lines": lines_of(self.work.spec.folder / METRICS_FILE) + self.lost,
             "made_with": self.made_with,
             "inputs": self.inputs,
             **self.chat_figures(),
@@ -168,18 +153,12 @@ class Record:
             games=total(spec.folder / METRICS_FILE, "rollout/games"),
             base=base_folder.name if base_folder else None,
             base_digest=self.base,
-            **({"metrics_lines_lost": self.lost} if self.lost else {}),
             figures={name: {m: i.to_json() for m, i in found.items()} for name, found in conditions.items()},
             speed=mean_speed(spec.folder / TIMING_FILE),
             per_game={**seconds_per_game(spec.folder), "cache_bytes": self.work.game_bytes},
             peak_bytes=peak_memory(self.work.device),
             **self.chat_figures(),
         )
-
-
-def lines_of(path: Path) -> int:
-    """Counts the whole lines of a file."""
-    return read_bytes(path).count(b"\n")
 
 
 def total(path: Path, metric: str) -> int:

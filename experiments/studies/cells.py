@@ -1,6 +1,5 @@
 """Cells of a study: each is computed once and kept in a file, and several processes share the work."""
 
-import fcntl
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,10 +13,10 @@ from omegaconf import DictConfig
 from experiments.launch.terminal import Bar, say
 from experiments.setup.devices import pick_device, set_threads
 from marl.agents.model import PlayConfig
-from marl.common.errors import UserError, check_count, check_writable
+from marl.common.errors import check_count, check_writable
 from marl.common.files import write_json, writing
 from marl.decoding.memory import Slots, check_memory
-from marl.storage.folder import open_lock
+from marl.storage.folder import open_lock, take_lock
 
 Cell = TypeVar("Cell")
 Limits = TypeVar("Limits", bound=PlayConfig)
@@ -77,15 +76,9 @@ def claimed(path: Path) -> Iterator[bool]:
         with writing(lock):
             opened = open_lock(lock)
         with opened as held:
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not take_lock(held, str(path.parent)):
                 yield False
                 return
-            except OSError as error:
-                raise UserError(
-                    f"{path.parent}: its file system has no locks ({error.strerror}). Name a folder on another one"
-                ) from error
             try:
                 is_there = os.path.samestat(os.fstat(held.fileno()), lock.stat())
             except FileNotFoundError:

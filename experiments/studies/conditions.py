@@ -34,13 +34,13 @@ from experiments.setup.players import (
     played_as,
     player_digest,
     player_slots,
+    policy_folder,
     reads_intents,
     run_policy,
     seat_players,
     style_of,
     told_of,
 )
-from experiments.setup.players import policy_folder as run_policy_folder
 from experiments.setup.refusals import say_refusals
 from experiments.setup.select import selected, write_cards
 from experiments.setup.stages import Stage, base_folder, end_of, stages_of
@@ -128,20 +128,14 @@ class Entrant:
     learners: Mapping[str, Stage]  # by name in the cast
 
     @property
-    def planner(self) -> PlannerConfig:
-        """The plans of others beside its learners: made as in its run."""
-        own = self.config["algo"].get("planner")
-        return planner_of(Limits(planner=make(PlannerConfig, own, "algo.planner") if own else PlannerConfig()))
-
-    @property
-    def intents(self) -> str | None:
-        """The folder of the intents that its learners are told, as in its run; None: they are told none."""
-        return self.config["algo"].get("intents") or None
-
-    @property
-    def cicero(self) -> CiceroConfig:
-        """Settings by which others talk with a plan beside its learners, as in its run."""
-        return make(CiceroConfig, self.config["algo"].get("cicero") or {}, "algo.cicero")
+    def limits(self) -> Limits:
+        """How others plan, and talk with a plan, beside its learners, and what these are told: as in its run."""
+        algo = self.config["algo"]
+        return Limits(
+            planner=make(PlannerConfig, algo.get("planner") or {}, "algo.planner"),
+            intents=algo.get("intents") or None,
+            cicero=make(CiceroConfig, algo.get("cicero") or {}, "algo.cicero"),
+        )
 
     @property
     def name(self) -> str:
@@ -335,7 +329,7 @@ def cell_of(entrant: Entrant, name: str, condition: Condition, cfg: DictConfig, 
             raise UserError(f"planner: env.game={env['game']} has nothing to plan. Leave it out.")
         voices = {role: str(voice) for role, voice in condition.voices.items() if voice is not None}
         check_voices(voices, seating, entrant)
-        if entrant.intents and (voices or condition.planner):
+        if entrant.limits.intents and (voices or condition.planner):
             raise UserError(
                 f"{entrant.run}: its learners are told intents, which voices and planners are not. Leave the condition "
                 "out."
@@ -358,7 +352,7 @@ def cell_of(entrant: Entrant, name: str, condition: Condition, cfg: DictConfig, 
         "games": cfg.games,
         "seed": cfg.seed,
     }
-    if told := played_as(seating, Limits(intents=entrant.intents, cicero=entrant.cicero)).get("cicero"):
+    if told := played_as(seating, entrant.limits).get("cicero"):
         settings["told"] = told
     if condition.planner:
         settings["planner"] = dataclasses.asdict(condition.planner)
@@ -397,22 +391,18 @@ def check_voices(voices: Mapping[str, str], seating: Mapping[str, Seats], entran
             raise UserError(f"voices.{role}={voice}: {seating[role].player} plans and keeps its voice. Leave one out.")
 
 
-def policy_folder(name: str, entrant: Entrant) -> Path | None:
-    """Returns the policy's folder of a player who doesn't learn, None if it has none."""
-    if bare(name) == BASE:
-        return entrant.base
-    return run_policy_folder(name) if name != SILENT and is_run(name) else None
-
-
 def identity_of(name: str, entrant: Entrant) -> str:
     """Identifies a player: by the digest of its policy's files, or by name if it has no policy."""
     if name in entrant.learners:
         return entrant.learners[name].digest
-    folder = policy_folder(name, entrant)
-    if folder is None:
+    if bare(name) == BASE:
+        found = folder_digest(entrant.base)
+    elif name != SILENT and is_run(name):
+        found = player_digest(name)
+    else:
         return name
-    plans = f"{SUFFIX} {dataclasses.asdict(entrant.planner)}" if name.endswith(SUFFIX) else ""
-    return (folder_digest(folder) if bare(name) == BASE else player_digest(name)) + plans
+    plans = f"{SUFFIX} {dataclasses.asdict(planner_of(entrant.limits))}" if name.endswith(SUFFIX) else ""
+    return found + plans
 
 
 # --- Playing ----------------------------------------------------------------------------------------------------------
@@ -425,10 +415,9 @@ def play(cell: Cell, cfg: DictConfig, load: Callable[[Stage], Policy], workspace
     learners = {name: load(stage) for name, stage in cell.entrant.learners.items()}
     seated, seating, table = {BASE: base, **learners}, dict(cell.seating), make_env()
     room = seats_per_player(seating, table)
-    limits = Limits(
-        games=cfg.games, concurrency=cfg.concurrency, max_new_tokens=cell.settings["max_new_tokens"],
-        context=cell.settings["context"], planner=cell.entrant.planner, intents=cell.entrant.intents,
-        cicero=cell.entrant.cicero,
+    limits = dataclasses.replace(
+        cell.entrant.limits, games=cfg.games, concurrency=cfg.concurrency, context=cell.settings["context"],
+        max_new_tokens=cell.settings["max_new_tokens"],
     )  # fmt: skip
     names = {name for role, voice in cell.voices.items() for name in (seating[role].player, voice)} - {SILENT}
     dubbing = {name: seated.get(name) or run_policy(name, game, device, base) for name in names}
@@ -450,7 +439,7 @@ def play(cell: Cell, cfg: DictConfig, load: Callable[[Stage], Policy], workspace
             agents[name] = planning_agent(called, policy, *held, style=trained_in.get("style"))
 
     def model(called: str, name: str, seats: int) -> ModelAgent:
-        style = trained_in.get("style") if name in seated else style_of(run_policy_folder(name), trained_in)
+        style = trained_in.get("style") if name in seated else style_of(policy_folder(name), trained_in)
         return model_agent(called, dubbing[name], limits, seats, temperature, style)
 
     for role, voice in cell.voices.items():  # with agents of their own, since others may play with the same policies

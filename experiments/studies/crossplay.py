@@ -47,6 +47,7 @@ from experiments.setup.spec import PlaySpec, behind_endpoint, play_spec
 from experiments.setup.stages import base_folder
 from experiments.studies.cells import Workspace, begin, check_play, compute
 from experiments.studies.lines import ENDS, check_complete, read_intervals
+from experiments.studies.talkers import limits_of
 from marl.agents.base import Agent
 from marl.agents.chat import CHANGED, CHAT
 from marl.common.errors import UserError, check_temperature, check_writable
@@ -277,9 +278,7 @@ def cell_of(one: Player, other: Player, cfg: DictConfig, parts: PlaySpec) -> Cel
         "env": parts.env,
         **file_digests(parts.env),
         "temperature": cfg.temperature,
-        "max_new_tokens": parts.algo.max_new_tokens,
-        "context": parts.algo.context,
-        **({"play_bf16": True} if parts.algo.play_bf16 else {}),
+        **limits_of(parts.algo),
         "games": cfg.games,
         "seed": cfg.seed,
     }

@@ -26,8 +26,8 @@ from experiments.launch.terminal import say
 from experiments.setup.bands import FOLDER, METRICS, NEVER_NEGATIVE, Band, Expected, bands_of, label, read_bands
 from experiments.setup.config import plain
 from experiments.setup.select import selected
-from marl.common.errors import UserError, check_writable
-from marl.common.files import FAULTS
+from marl.common.errors import UserError, check_writable, prefixed
+from marl.common.files import reading
 from marl.metrics.tables import curve_lines, write_records
 from marl.report.page import read_run
 from marl.report.runs import variant_of
@@ -69,12 +69,8 @@ def main(cfg: DictConfig) -> None:
 
 def read_curves(path: Path, settings: Mapping[str, Any]) -> Curves:
     """The training curves of a published table. UserError if it is no such file."""
-    try:
+    with prefixed("curves="), reading(path):
         lines = [line for line in curve_lines(path) if line.phase == "train"]
-    except UserError as error:
-        raise UserError(f"curves={error}") from error
-    except FAULTS as error:
-        raise UserError(f"curves={path}: expected the curves.csv.gz of a published table ({error})") from error
     return in_order((label(line.arm, settings), line.seed, line.iteration, line.figures) for line in lines)
 
 

@@ -37,6 +37,7 @@ from experiments.setup.players import policy_folder, run_policy
 from experiments.setup.select import add_cards, card_line, selected, write_cards
 from experiments.setup.spec import PlaySpec, play_spec
 from experiments.studies.cells import begin, check_play, compute, with_room
+from experiments.studies.talkers import limits_of
 from marl.agents.base import Agent
 from marl.agents.model import model_agent
 from marl.common.errors import UserError, check_count, check_writable
@@ -222,8 +223,7 @@ def cell_of(
     else:
         settings = {
             "env": env, **file_digests(env), "opponent": opponent, "games": cfg.games, "seed": cfg.seed,
-            "base": anchor.made_of, "max_new_tokens": parts.algo.max_new_tokens, "context": parts.algo.context,
-            **({"play_bf16": True} if parts.algo.play_bf16 else {}),
+            "base": anchor.made_of, **limits_of(parts.algo),
         }  # fmt: skip
     planners = {arm: asdict(planner) for arm, planner in entrant.planners.items()}
     settings |= {"format": FORMAT, "entrant": entrant.made_of, "arms": planners}

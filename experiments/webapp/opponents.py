@@ -19,11 +19,12 @@ from omegaconf import OmegaConf
 from envs.core import Style
 from experiments.setup.config import cast_of
 from experiments.setup.entrants import text_player
-from experiments.setup.lookahead import check_planner, is_planner, planner_agent
+from experiments.setup.lookahead import check_planner, is_planner
 from experiments.setup.players import (
     bare,
     called_in_games,
     check_game,
+    in_runs,
     model_player,
     more_slots,
     player_config,
@@ -52,7 +53,11 @@ from marl.storage.checkpoint import read_card
 from marl.storage.folder import CARD, CONFIG, run_settings
 
 AT = "@"  # between a run's name and the iteration
-ROLES = {"dond": (), "among_us": ("crewmate", "imposter"), "diplomacy": ()}
+SEATS = {  # that a person may ask for
+    "dond": ("any", "player_0", "player_1"),
+    "among_us": ("any", "crewmate", "imposter"),
+    "diplomacy": ("any",),  # powers are dealt
+}
 SCRIPTS = {
     "dond": ("scripted", "random"),
     "among_us": ("careful", "random"),
@@ -198,7 +203,7 @@ class Opponents:
                 if any(self.runs.glob(f"{name}/{CONFIG}")):
                     raise UserError(f"opponent={name}: this run is not finished. Let its command finish, then serve.")
                 if name != CHAT:
-                    check_script(name, game, self.runs)
+                    text_player(name, game, "opponent")
                 if plans or condition.iteration is not None or condition.where:
                     raise UserError(f"opponent={name}: is no run, and neither plans nor has iterations or settings")
                 return Opponent(name, game, name, self.envs[game])
@@ -221,7 +226,7 @@ class Opponents:
         """Raises UserError, naming the condition, if its game cannot be made, has no such seat or nothing to plan."""
         with prefixed(f"{where}."):
             made = env_maker(env)()
-            if seat not in ("any", *made.possible_agents, *ROLES.get(env["game"], ())):
+            if seat not in (*SEATS.get(env["game"], ("any",)), *made.possible_agents):
                 raise UserError(f"seat={seat}: must be any, {', '.join(made.possible_agents)} or a role of the game")
             if name.endswith(SUFFIX) and env["game"] not in PLANNED:
                 raise UserError(f"opponent={name}: there is nothing to plan in {env['game']}")
@@ -276,8 +281,7 @@ class Opponents:
                 raise UserError("There is no endpoint any more. Choose another opponent.")
             there = [loaded for (other, _), loaded in self._loaded.items() if other == CHAT]  # one budget for all games
             return there[0] if there else Loaded(ChatAgent(self.chat, waits=False), self.games)
-        planner = str(self.runs / name)
-        agent = planner_agent(planner, env) if is_planner(planner) else text_player(name, env["game"], "opponent")
+        agent = text_player(in_runs(name, str(self.runs)), env, "opponent")
         assert isinstance(agent, TextAgent)
         agent.style = Style.NATURAL  # a script reads any style, and speaks as the person does
         return Loaded(agent, self.games)
@@ -308,17 +312,6 @@ class Opponents:
         how = (self.planner, self.cicero)
         agent = model_player(run + plans, in_games, policy, limits, places, self.temperature, *how, env["game"], style)
         return Loaded(agent, fit.concurrency)
-
-
-def check_script(name: str, game: str, runs: Path) -> None:
-    """Raises UserError if no scripted player has this name, which no finished run has."""
-    try:
-        text_player(name, game)
-    except UserError as error:
-        raise UserError(
-            f"opponent={name}: there is no finished run of this name in {runs}, and no such scripted player. Train it, "
-            "or name another."
-        ) from error
 
 
 @lru_cache(maxsize=4096)

@@ -22,7 +22,7 @@ from experiments.webapp import watch
 from experiments.webapp.boards import picture
 from experiments.webapp.engine import Engine, Full, Sight
 from experiments.webapp.forms import Refused, done, form_of
-from experiments.webapp.opponents import Opponents
+from experiments.webapp.opponents import SEATS, Opponents
 from experiments.webapp.roster import Roster
 from experiments.webapp.session import COOKIE, Rate, Sessions, host_is_fine, origin_is_fine, set_cookie
 from experiments.webapp.store import Record, Store, new_record
@@ -39,11 +39,6 @@ OBJECTIVES = {
     "1": "cooperative",
     "0": "semi-competitive",
     "-1": "strictly competitive",
-}
-SEATS = {
-    "dond": ("any", "player_0", "player_1"),
-    "among_us": ("any", "crewmate", "imposter"),
-    "diplomacy": ("any",),  # powers are dealt
 }
 GAMES = {"dond": "Deal or No Deal", "among_us": "Among Us", "diplomacy": "Diplomacy"}
 HEADERS = {

@@ -46,7 +46,7 @@ def _changed(folder: Path) -> float:
 def row_of(folder: Path) -> Row:
     """A run's line. A damaged run says so in its state."""
     try:
-        config = _config(folder, (folder / CONFIG).stat().st_mtime_ns)
+        config = settings_of(folder)
         card, lines = read_run_card(folder), read_metrics(folder / METRICS_FILE)
         game = str(config["env"].get("game", ""))
         done, wanted = max((line["iteration"] for line in lines), default=0), config["algo"].get("iterations", "?")
@@ -62,8 +62,13 @@ def row_of(folder: Path) -> Row:
     return Row(folder.name, game, arm, seed, state, f"{done} of {wanted}", shown, (folder / "report.html").is_file())
 
 
+def settings_of(folder: Path) -> dict[str, Any]:
+    """A run's settings, read again once they have changed. UserError or OSError without them."""
+    return _settings(folder, (folder / CONFIG).stat().st_mtime_ns)
+
+
 @lru_cache(maxsize=4096)
-def _config(folder: Path, changed: int) -> dict[str, Any]:
+def _settings(folder: Path, changed: int) -> dict[str, Any]:
     return read_settings(folder)
 
 

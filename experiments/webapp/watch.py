@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from experiments.webapp.runs import settings_of
 from experiments.webapp.timeline import timeline_of
 from marl.common.errors import UserError
 from marl.common.files import FAULTS, digest, read_bytes, reading
@@ -17,7 +18,6 @@ from marl.report.diplomacy import COLOURS, Phase, phase_views, phases_of, pictur
 from marl.report.games import game_of
 from marl.report.transcripts import check_transcript
 from marl.report.views import game_view, is_dond
-from marl.storage.folder import CONFIG, read_settings
 
 MOST_FILES = 200  # that are read for one page of the list
 TRANSCRIPTS = re.compile(
@@ -105,18 +105,12 @@ def study_of(folder: Path) -> str:
         return folder.name  # nobody knows whose games those are, so nobody sees them
 
 
-@lru_cache(maxsize=4096)
-def _arm(config: Path, changed: int) -> str:
-    try:
-        return str(read_settings(config.parent).get("arm", ""))
-    except UserError:
-        return ""
-
-
 def arm_of(folder: Path) -> str:
     """A run's arm; empty for a folder of games that are of no run."""
-    config = folder / CONFIG
-    return _arm(config, config.stat().st_mtime_ns) if config.is_file() else ""
+    try:
+        return str(settings_of(folder).get("arm", ""))
+    except (UserError, OSError):
+        return ""
 
 
 def games_of(

@@ -60,7 +60,6 @@ STATE = {
     "run": str,
     "base": (str, NONE),
     "wall_time": NUMBER,
-    "metrics_lines": int,
     "inputs": dict,
     "commits": [str],
     "made_with": [dict],
@@ -134,14 +133,6 @@ def verify_folder(folder: str | Path) -> str:
     read = {path.name for path in folder.glob("[!.]*") if path.suffix in (".json", ".safetensors")}
     unlisted = read - {*sums, "checksums.json"}
     return f"{folder}: checksums.json does not list {', '.join(sorted(unlisted))}" if unlisted else ""
-
-
-def missing_files(folder: str | Path) -> list[str]:
-    """Files that checksums.json lists and the folder lacks."""
-    try:
-        return [name for name in listed(folder) if not Path(folder, name).is_file()]
-    except UserError:
-        return ["checksums.json"]
 
 
 def folder_digest(folder: str | Path) -> str:

@@ -136,16 +136,8 @@ def claim(folder: Path, config_yaml: str) -> Iterator[TextIO]:
             f"runs={folder.parent}: the output folder cannot be written ({error.strerror}). Name another."
         ) from error
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(
-                f"{folder} is being written by another process. Wait for it, or change the configuration."
-            ) from error
-        except OSError as error:
-            raise UserError(
-                f"runs={folder.parent}: its file system has no locks ({error.strerror}). Name a folder on another one."
-            ) from error
+        if not take_lock(lock, f"runs={folder.parent}"):
+            raise UserError(f"{folder} is being written by another process. Wait for it, or change the configuration.")
         check_unedited(folder, config_yaml)
         if not (folder / CONFIG).exists():
             write_text(folder / CONFIG, config_yaml)
@@ -155,6 +147,19 @@ def claim(folder: Path, config_yaml: str) -> Iterator[TextIO]:
 def open_lock(path: Path) -> TextIO:
     """Opens or makes the file of a lock. OSError for a link or a pipe."""
     return open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666), "r+")
+
+
+def take_lock(lock: TextIO, where: str) -> bool:
+    """Locks the file until it is closed. False if another process holds it. UserError, naming `where`, if none can."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise UserError(
+            f"{where}: its file system has no locks ({error.strerror}). Name a folder on another one."
+        ) from error
+    return True
 
 
 def check_unedited(folder: Path, config_yaml: str) -> None:

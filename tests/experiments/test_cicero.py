@@ -238,7 +238,7 @@ def test_who_reads_intents_takes_no_voice_and_is_none(player: str) -> None:
     with pytest.raises(UserError, match=r"voices\[0\]=base: .*\+cicero reads intents"):
         entrants.check_names([player], ["base"], "among_us")
     entrants.check_names([player], ["silence"], "among_us")
-    entrant: Any = SimpleNamespace(learners={}, base=None, planner=PlannerConfig())  # of them, plain models play
+    entrant: Any = SimpleNamespace(learners={}, base=None, limits=conditions.Limits())  # of them, plain models play
     for seated in (player, f"{player.removesuffix(CICERO)}+plan"):
         with pytest.raises(UserError, match=r"voices\.imposter=silence: .*\+(cicero|plan) plans"):
             conditions.check_voices({"imposter": "silence"}, {"imposter": Seats(seated)}, entrant)

@@ -6,7 +6,6 @@ lose lines. Some operations are tried among the fast tests, and all of them amon
 
 import errno
 import itertools
-import json
 import os
 import resource
 import shutil
@@ -227,16 +226,3 @@ def test_a_run_goes_on_as_its_disk_gets_room(tried: Tried, tmp_path: Path) -> No
     status, said = attempt(cfg, prepare=without_figures)
     assert status == 0, said
     assert contents(tmp_path) == tried.left
-
-
-def test_lines_that_metrics_lost_are_told_of(tried: Tried, tmp_path: Path) -> None:
-    cfg = configure(tmp_path)
-    shutil.copytree(tried.folder, tmp_path, dirs_exist_ok=True)
-    folder = run_folder(cfg)
-    (folder / "run.json").unlink()
-    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (folder / "metrics.jsonl").write_text("".join(lines[:1] + lines[2:]))
-    status, said = attempt(cfg, prepare=without_figures)
-    assert status == 0
-    assert f"metrics.jsonl has {len(lines) - 1} lines up to the checkpoint, which counted {len(lines)}" in said
-    assert json.loads((folder / "run.json").read_text())["metrics_lines_lost"] == 1

@@ -30,7 +30,6 @@ from marl.report.page import build_report, read_run
 from marl.storage.checkpoint import (
     copy_folder,
     folder_digest,
-    missing_files,
     newest_checkpoint,
     save_policy,
     save_training,
@@ -98,7 +97,6 @@ def read_all(run: Path, configs: dict[str, DictConfig], page: bool = True) -> di
         "stages": lambda: [stage.digest for stage in stages_of(run, "learner")],
         "entrants": lambda: conditions.entrants(run.parent, run.name, []),
         "checkpoint": lambda: newest_checkpoint(run / "checkpoints", lambda told: None),
-        "missing": lambda: missing_files(run / "policy"),
         "page": lambda: build_report([run], out / "report.html", "A title") if page else read_run(run),
         "evaluate": lambda: command(evaluate.main, "evaluate", players=[str(run), "careful"]),
         "play": lambda: command(play.main, "play", opponent=str(run), out=str(out)),

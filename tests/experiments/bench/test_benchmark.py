@@ -13,8 +13,7 @@ from experiments import benchmark
 from experiments.bench import measure
 from experiments.bench.baselines import GenerateAgent, has_trl, trl_iteration
 from experiments.bench.figures import figure_of, table
-from experiments.bench.measure import Bench, Row
-from experiments.bench.pieces import game_alone
+from experiments.bench.measure import Bench, Row, game_alone
 from experiments.bench.settings import Point, Settings
 from experiments.setup.config import make, plain
 from marl.agents.model import ModelAgent

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from experiments import evaluate, train
 from experiments.setup import entrants
+from experiments.setup.players import planner_of
 from experiments.setup.stages import Stage, base_folder, stages_of
 from experiments.studies import conditions, conditions_tables
 from experiments.studies.conditions_tables import read_played
@@ -421,7 +422,8 @@ def test_others_plan_as_in_the_run(runs: Path) -> None:
     entrant = conditions.entrants(runs, "tiny-*", ["game_only"])[-1]
     planner = asdict(PlannerConfig(lambdas=(3.0,), choose="own"))
     other = replace(entrant, config={**entrant.config, "algo": {**entrant.config["algo"], "planner": planner}})
-    assert entrant.planner == PlannerConfig() and other.planner == PlannerConfig(lambdas=(3.0,))
+    plans = [planner_of(each.limits) for each in (entrant, other)]
+    assert plans == [PlannerConfig(), PlannerConfig(lambdas=(3.0,))]
     names = [conditions.identity_of("base+plan", each) for each in (entrant, other)]
     assert names[0] != names[1] and conditions.identity_of("base", entrant) == conditions.identity_of("base", other)
 
