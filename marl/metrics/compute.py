@@ -44,7 +44,9 @@ def token_passes(config: Mapping[str, Any], rows: Sequence[Row], learned: Mappin
     plans = noted or any("+" in name for name in seated)  # NAME+plan, NAME+cicero
     trained = [row for row in rows if row["phase"] == "train"]
     updated = {row["iteration"] for row in trained if any(k.startswith("loss/") for k in row)}
-    if not learned or updated - learned.keys() or plans or update.get("target_kl") is not None:
+    draws = any((term or {}).get("baseline") == "resampled" for term in (config.get("reward") or {}).values())
+    uncounted = draws and not all(RESAMPLED in row for row in trained)  # by runs of earlier versions
+    if not learned or updated - learned.keys() or plans or uncounted or update.get("target_kl") is not None:
         return {}
     each, once = 3, 0  # passes of learning: in each epoch, and once per update
     if any(term.get("renamed") and term.get("weight", 1.0) for term in losses.values()):  # a pass of their own

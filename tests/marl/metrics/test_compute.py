@@ -61,6 +61,7 @@ def test_compute_is_counted_in_passes(settings: dict[str, Any], expected: list[f
 def test_other_messages_cost_what_was_read_for_them() -> None:
     settings = {"reward": {"game": {}, "speaking": {"baseline": "resampled"}, "other": None}}
     rows = [{"iteration": i, "phase": "train", "rollout/tokens": 100} for i in (1, 2)]
+    assert token_passes(settings, rows, {1: 100, 2: 100}) == {}  # earlier versions did not note it
     noted = [{**row, RESAMPLED: 250 * row["iteration"]} for row in rows]
     assert token_passes(settings, noted, {1: 100, 2: 100}) == {0: 0, 1: 400 + 250, 2: 800 + 750}
 
