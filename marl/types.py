@@ -234,17 +234,10 @@ class TokenBatch:
         new_row = torch.full((self.tokens.shape[0],), -1, dtype=torch.int64)
         new_row[rows] = torch.arange(len(rows))
         asked = (new_row[self.row] >= 0) & (self.position < length)
+        by_question = {name: getattr(self, name)[asked] for name in BY_QUESTION}
+        by_question["row"] = new_row[by_question["row"]]
         by_token = {name: getattr(self, name)[rows, :length] for name in BY_TOKEN}
-        return TokenBatch(
-            **by_token,
-            privileged=self.privileged[rows],
-            row=new_row[self.row[asked]],
-            position=self.position[asked],
-            candidates=self.candidates[asked],
-            answer=self.answer[asked],
-            vote=self.vote[asked],
-            also=self.also[asked],
-        )
+        return TokenBatch(**by_token, privileged=self.privileged[rows], **by_question)
 
     def to(self, device: torch.device) -> TokenBatch:
         return TokenBatch(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
@@ -254,4 +247,6 @@ class TokenBatch:
 BY_TOKEN = ("tokens", "kind", "branch", "position_ids", "decision", "body", "message", "logprobs", "reference_logprobs",
             "values", "rewards", "message_rewards", "advantages", "returns", "imitate", "legal", "plan_ids",
             "plan")  # fmt: skip
+# Fields with an axis N.
+BY_QUESTION = ("row", "position", "candidates", "answer", "vote", "also")
 INSIDERS = (Role.IMPOSTER.value,)  # roles that know the answers to belief questions

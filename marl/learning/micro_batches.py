@@ -11,7 +11,7 @@ from marl.decoding.packing import groups_within
 from marl.model.branches import tokens_read
 from marl.model.policy import Policy
 from marl.model.sharding import is_split
-from marl.types import Kind, TokenBatch
+from marl.types import BY_QUESTION, BY_TOKEN, TokenBatch
 
 
 def ends(where: Tensor) -> Tensor:
@@ -62,7 +62,6 @@ def passes(
 def blank(batch: TokenBatch) -> TokenBatch:
     """Makes a row of padding, of which no loss reads anything."""
     row = batch.select(torch.tensor([0]))
-    nothing = {name: torch.zeros_like(getattr(row, name)) for name in ("decision", "body", "imitate")}
-    no_question = {name: getattr(row, name)[:0] for name in ("row", "position", "candidates", "answer", "vote", "also")}
-    nothing["plan_ids"] = torch.full_like(row.plan_ids, -1)
-    return replace(row, kind=torch.full_like(row.kind, int(Kind.PAD)), **nothing, **no_question)
+    padding = {name: torch.zeros_like(getattr(row, name)) for name in BY_TOKEN}  # Kind.PAD is 0
+    padding["plan_ids"] = torch.full_like(row.plan_ids, -1)
+    return replace(row, **padding, **{name: getattr(row, name)[:0] for name in BY_QUESTION})
