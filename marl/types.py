@@ -169,6 +169,10 @@ class Episode:
     privileged: dict[str, tuple[float, ...]] = field(default_factory=dict)
     answers: dict[str, dict[str, str]] = field(default_factory=dict)  # by agent, to questions answered `later`
 
+    def paid(self, agent: str) -> float:
+        """Sums what the environment paid a seat."""
+        return sum(payment.amount for payment in self.payments if payment.agent == agent)
+
     @property
     def outgrown(self) -> bool:
         """Tells whether a model's stream had no room for some reply."""

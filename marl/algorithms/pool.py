@@ -68,11 +68,8 @@ class Pool:
             own = {agent for agent, player in episode.players.items() if player == self.seats.beside}
             if not own or len(own) == len(episode.players):
                 continue
-            paid = dict.fromkeys(episode.players, 0.0)
-            for payment in episode.payments:
-                paid[payment.agent] += payment.amount
-            theirs = np.mean([amount for agent, amount in paid.items() if agent not in own])
-            won = float(np.mean([paid[agent] for agent in own]) > theirs)
+            theirs = np.mean([episode.paid(agent) for agent in episode.players if agent not in own])
+            won = float(np.mean([episode.paid(agent) for agent in own]) > theirs)
             for name, amount in (("games", 1.0), ("wins", won)):
                 key = f"{self.drawn}/{name}"
                 self.memory[key] = self.memory.get(key, 0.0) + amount
