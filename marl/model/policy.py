@@ -31,16 +31,13 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.logging import disable_progress_bar, get_verbosity, set_verbosity, set_verbosity_error
 
 from marl.common.errors import UserError
-from marl.model.branches import read_branches
+from marl.model.branches import MISFITS, read_branches
 from marl.model.tokens import MOST_TOKENS, Tokens
 
 if TYPE_CHECKING:
     from marl.model.lora import Adapter
 
 disable_progress_bar()
-
-# Errors of a model that needs other inputs, masks or another kind of cache.
-MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 # The largest shapes that are built, several times those of the largest models; checked before anything is allocated.
 MOST = {
