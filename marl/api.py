@@ -30,7 +30,7 @@ from marl.report.transcripts import episode_to_json
 from marl.report.views import render_text
 from marl.rewards import Reward
 from marl.rewards.speaking import SpeakingReward
-from marl.rollout.cast import Seats, by_role, seats_per_player, turn_about
+from marl.rollout.cast import Seats, alternating, by_role, seats_per_player
 from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import EVALUATION, draw_games
@@ -180,7 +180,7 @@ def play(
     elif isinstance(players, Sequence) and not isinstance(players, str):
         if len(players) != 2:
             raise UserError(f"players: {len(players)} in a list. Give a pair, one player for all, or players by role.")
-        seated = turn_about(*(agent(player, math.ceil(size / 2)) for player in players))
+        seated = alternating(*(agent(player, math.ceil(size / 2)) for player in players))
     else:
         seated = everyone(agent(players, size))
     episodes = rollout(draw_games(seed, EVALUATION, count=n), seated, make_env, concurrency)

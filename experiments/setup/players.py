@@ -377,7 +377,7 @@ def check_players(cast: Mapping[str, Seats], env: Mapping[str, Any], table: Any)
                 if other != name:
                     raise UserError(f"{name} and {other} would be called the same in transcripts; rename a folder")
             except UserError as error:
-                role = next(role for role, seats in cast.items() if name in (seats.player, seats.beside))
+                role = next(role for role, seats in cast.items() if name in (seats.player, seats.partner_player))
                 raise UserError(
                     f"cast.{role}: {name} is none of learner, rival, base, chat, a finished run or a scripted player. "
                     f"{error}"

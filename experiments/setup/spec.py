@@ -237,7 +237,7 @@ def play_spec(cfg: DictConfig, players: Sequence[str] = (), partners: bool = Fal
     """
     settings = plain(cfg)
     common = common_settings(settings)
-    common["cast"] = {role: seats.today() for role, seats in common["cast"].items()}
+    common["cast"] = {role: seats.without_pool() for role, seats in common["cast"].items()}
     beside = [seats.partner for seats in common["cast"].values() if partners and seats.partners]
     chats = CHAT in (*players, *beside)
     return PlaySpec(

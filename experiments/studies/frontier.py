@@ -55,7 +55,7 @@ from marl.planning.planner import SLOTS, Decision, PlannerConfig, Reader, planni
 from marl.pretraining.base import base_policy
 from marl.pretraining.corpus import human_row
 from marl.report.figures import HALF, paper_colours, save_figure, style_axes
-from marl.rollout.cast import turn_about
+from marl.rollout.cast import alternating
 from marl.rollout.games import env_maker, file_digests, scripted
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import EVALUATION, draw_games
@@ -337,7 +337,7 @@ def against(
         other = scripted("dond", "" if opponent == "scripted" else opponent)
     bar.stage(f"{entrant.arm} v {opponent}", cfg.games)
     drawn = draw_games(cfg.seed, EVALUATION, count=cfg.games)
-    episodes = rollout(drawn, turn_about(player, other), env_maker(env), limits.concurrency, bar.advance)
+    episodes = rollout(drawn, alternating(player, other), env_maker(env), limits.concurrency, bar.advance)
     bar.stage(f"{entrant.arm} v {opponent}: plans", len(episodes))
     anchor = Reader(entrant.policy, parts.algo.context, 1.0)
     arms: Arms = {arm: {"game/score": [], "game/agreement": []} for arm in entrant.arms}

@@ -54,7 +54,7 @@ from marl.metrics.tables import TableRow, mean_over_seeds, read_table, write_csv
 from marl.model.policy import Policy
 from marl.report.figures import HALF, PAPER, save_figure, style_axes
 from marl.report.transcripts import write_episodes
-from marl.rollout.cast import turn_about
+from marl.rollout.cast import alternating
 from marl.rollout.games import env_maker
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import EVALUATION, draw_games
@@ -441,7 +441,7 @@ def play(made: Made, ensemble: Ensemble, cfg: DictConfig, spec: PlaySpec, place:
                 other = agent if partner == ITSELF else people(made, "partner", limits, cfg.temperature)
                 if partner not in (PEOPLE, ITSELF):
                     other = text_agent(partner, {"game": "dond"})
-                episodes = rollout(games, turn_about(agent, other), make_env, limits.concurrency, place.bar.advance)
+                episodes = rollout(games, alternating(agent, other), make_env, limits.concurrency, place.bar.advance)
                 place.bar.close()
                 say_refusals(agent, other)
                 found_ = {"games": measured(episodes, agent.name, made), "counts": counts_of(agent)}

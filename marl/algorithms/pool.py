@@ -65,7 +65,7 @@ class Pool:
     def note(self, episodes: Sequence[Episode]) -> None:
         """Counts the games of the past self, and those in which its seats were paid more than the others."""
         for episode in episodes:
-            own = {agent for agent, player in episode.players.items() if player == self.seats.beside}
+            own = {agent for agent, player in episode.players.items() if player == self.seats.partner_player}
             if not own or len(own) == len(episode.players):
                 continue
             theirs = np.mean([episode.paid(agent) for agent in episode.players if agent not in own])

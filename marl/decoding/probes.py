@@ -57,7 +57,7 @@ def _find_size(config: PreTrainedConfig, context: int, dtype: torch.dtype) -> Si
 
 
 @torch.no_grad()
-def continues(lm: PreTrainedModel) -> bool:
+def reads_chunks(lm: PreTrainedModel) -> bool:
     """Tells whether a pass over several tokens continues from a slot's recurrent states. If not, single tokens do.
 
     Mamba's in transformers 5.23 starts over. Raises NotCacheable for a model that is right neither way.

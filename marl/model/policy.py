@@ -148,7 +148,7 @@ def check_context(config: PreTrainedConfig, context: int, setting: str = "model.
     raise UserError(f"{setting}={context} is more than the model can read ({longest} tokens): lower it")
 
 
-def half(policy: Policy) -> Policy:
+def bf16_copy(policy: Policy) -> Policy:
     """Copies the policy with a language model in bfloat16; its log-probabilities and values stay in float32."""
     copied = copy.deepcopy(policy, {id(policy.adapter): policy.adapter}).eval().requires_grad_(False)
     copied.tokens = policy.tokens
@@ -159,8 +159,8 @@ def half(policy: Policy) -> Policy:
 
 
 @torch.no_grad()
-def check_half(policy: Policy) -> None:
-    """Raises UserError for a copy by `half` that cannot compute, as the model's buffers in float32 do not fit."""
+def check_bf16(policy: Policy) -> None:
+    """Raises UserError for a copy by `bf16_copy` that cannot compute, as the model's buffers in float32 do not fit."""
     try:
         policy.hidden(torch.zeros(1, 1, dtype=torch.int64, device=policy.device))
     except RuntimeError as error:
