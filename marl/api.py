@@ -197,7 +197,7 @@ def beliefs(episode: Episode) -> dict[tuple[str, str], np.ndarray]:
     """
     curves: dict[tuple[str, str], np.ndarray] = {}
     for belief in episode.beliefs:  # in order of time
-        curve = curves.setdefault((belief.listener, belief.question.text), np.full(episode.steps + 1, np.nan))
+        curve = curves.setdefault(belief.asked, np.full(episode.steps + 1, np.nan))
         curve[belief.step :] = belief.truth
     return curves
 
@@ -213,7 +213,7 @@ def influence(episode: Episode) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
     for (listener, text), curve in beliefs(episode).items():
         changes = found.setdefault(listener, np.full(len(episode.turns), np.nan))
-        asked = {b.step for b in episode.beliefs if (b.listener, b.question.text) == (listener, text)}
+        asked = {b.step for b in episode.beliefs if b.asked == (listener, text)}
         for u, turn in enumerate(episode.turns):
             if turn.message and turn.agent != listener and turn.step + 1 in asked and min(asked) <= turn.step:
                 change = curve[turn.step + 1] - curve[turn.step]

@@ -112,6 +112,11 @@ class Belief:
     branch: tuple[int, ...] = ()  # of a question beside the stream: its tokens, read behind `position`
 
     @property
+    def asked(self) -> tuple[str, str]:
+        """Who is asked, and what."""
+        return self.listener, self.question.text
+
+    @property
     def truth(self) -> float:
         """Probability of the true answer; if several are true, their sum."""
         return float(self.pooled[self.question.answer_index])

@@ -16,7 +16,7 @@ from marl.decoding.engine import Engine
 from marl.decoding.packing import groups_within
 from marl.decoding.passes import Branch
 from marl.decoding.sampling import uniforms
-from marl.model.policy import Policy, bf16_copy, check_bf16, take_weights
+from marl.model.policy import Policy, bf16_copy, check_bf16, padded, take_weights
 from marl.model.sharding import is_split
 from marl.model.tokens import Asked, StreamWriter
 from marl.types import Belief, Kind, Stream
@@ -281,9 +281,7 @@ class ModelAgent:
     def _believe(self, asked: Sequence[Asked], states: torch.Tensor) -> dict[int, np.ndarray]:
         """Answers questions from the states (Q, D) that they end in: a softmax over the candidates of each."""
         logits = self.policy.logits(states)  # (Q, V)
-        width = max(len(each.candidate_ids) for each in asked)
-        padded = [[*each.candidate_ids, *[-1] * (width - len(each.candidate_ids))] for each in asked]
-        candidates = torch.tensor(padded, device=logits.device)
+        candidates = padded([each.candidate_ids for each in asked]).to(logits.device)
         scores = logits.gather(1, candidates.clamp_min(0)).masked_fill(candidates < 0, -torch.inf)  # (Q, K)
         probs = scores.double().softmax(-1).cpu().numpy()
         return {id(each): row[: len(each.candidate_ids)] for each, row in zip(asked, probs, strict=True)}

@@ -22,7 +22,7 @@ from marl.decoding.passes import Branch, WholeStreams, one_pass, pass_beside
 from marl.decoding.probes import check_slots, reads_chunks
 from marl.decoding.sampling import draw
 from marl.model.branches import takes_masks
-from marl.model.policy import Policy, check_context, choice_logits
+from marl.model.policy import Policy, check_context, padded
 from marl.model.sharding import is_split
 
 STRETCH = 128  # captured steps reach into slots by multiples of this
@@ -238,19 +238,10 @@ class Engine:
         cumulative distribution, so that a row's sample does not depend on other rows. Returns ids (R,) and their
         log-probabilities (R,) under the sampled distribution.
         """
-        logits = self.policy.logits(hidden)
         greedy, temperature = temperature == 0, temperature or 1.0
-        width, least = max(map(len, legal)), min(map(len, legal))
-        if width:
-            padded = torch.tensor([[*ids, *[-1] * (width - len(ids))] for ids in legal], device=logits.device)
-        if least:  # nobody speaks
-            shaped = choice_logits(logits, padded, temperature)
-        else:
-            shaped = self.policy.speech_logits(logits, temperature)
-            if width:
-                chosen = torch.tensor([bool(ids) for ids in legal], device=logits.device)
-                shaped[chosen] = choice_logits(logits[chosen], padded[chosen], temperature)
-        ids, found = draw(shaped.log_softmax(-1), None if greedy else torch.from_numpy(uniform).to(logits.device))
+        is_choice = torch.tensor([bool(ids) for ids in legal], device=hidden.device)
+        shaped = self.policy.reply_logits(hidden, is_choice, padded(legal).to(hidden.device), temperature)
+        ids, found = draw(shaped.log_softmax(-1), None if greedy else torch.from_numpy(uniform).to(shaped.device))
         return ids.cpu().numpy(), found.cpu().numpy()
 
     @torch.no_grad()

@@ -1,7 +1,7 @@
 """Episodes -> TokenBatch: the only place where tokens are marked.
 
 A row is one seat's stream, and behind it the questions that were asked beside it. Marked here: which tokens are
-decisions, messages and choices, with the ids that were legal (`choice_logits` in model/policy.py masks a vote by them),
+decisions, messages and choices, with the ids that were legal (`reply_logits` in model/policy.py masks a vote by them),
 and which replies imitation may learn from. `advantages.py` says what they are worth, `losses/` what is learned from
 them.
 """
@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from marl.model.policy import padded
 from marl.planning.planner import next_tokens
 from marl.rewards import Reward, of_messages
 from marl.types import BY_TOKEN, INSIDERS, Belief, Episode, Kind, Stream, TokenBatch, Turn
@@ -83,10 +84,10 @@ def collate(
         privileged=torch.from_numpy(privileged.reshape(len(rows), -1)),
         row=torch.tensor([t.row for t in targets], dtype=torch.int64),
         position=torch.tensor([t.position for t in targets], dtype=torch.int64),
-        candidates=_padded([t.candidates for t in targets]),
+        candidates=padded([t.candidates for t in targets]),
         answer=torch.tensor([t.answer for t in targets], dtype=torch.int64),
         vote=torch.tensor([t.vote for t in targets], dtype=torch.bool),
-        also=_padded([t.also for t in targets]),
+        also=padded([t.also for t in targets]),
     )
 
 
@@ -176,9 +177,3 @@ def _stacked(rows: Sequence[NDArray[Any]], fill: int) -> Tensor:
     for place, row in zip(whole, rows, strict=True):
         place[tuple(map(slice, row.shape))] = row
     return torch.from_numpy(whole)
-
-
-def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
-    """Returns the rows as one tensor, (rows, longest), padded with -1."""
-    width = max(map(len, rows), default=0)
-    return torch.tensor([[*row, *[-1] * (width - len(row))] for row in rows], dtype=torch.int64).view(len(rows), width)

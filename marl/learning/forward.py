@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from marl.losses import Outputs
-from marl.model.policy import MOST_LOGITS, Policy, choice_logits
+from marl.model.policy import MOST_LOGITS, Policy
 from marl.model.sharding import is_split
 from marl.types import Kind, TokenBatch
 
@@ -56,7 +56,7 @@ def replies(policy: Policy, batch: TokenBatch, hidden: Tensor, temperature: floa
     """Log-probabilities (B, T) of reply tokens, and the entropies (B, T) of what they were sampled from."""
 
     def read(states: Tensor, is_choice: Tensor, legal: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        logprobs = reply_logprobs(policy, temperature, states, is_choice, legal)  # (M, V)
+        logprobs = policy.reply_logits(states, is_choice, legal, temperature).log_softmax(-1)  # (M, V)
         own = logprobs.gather(1, ids[:, None])[:, 0]
         return own, -(logprobs.exp() * logprobs.masked_fill(logprobs == -torch.inf, 0.0)).sum(-1)
 
@@ -74,8 +74,8 @@ def divergence(policy: Policy, reference: Policy, batch: TokenBatch, hidden: Ten
 
     def read(states: Tensor, is_choice: Tensor, legal: Tensor, theirs: Tensor) -> tuple[Tensor]:
         with torch.no_grad():
-            base = reply_logprobs(reference, temperature, theirs, is_choice.to(there), legal.to(there))
-        ours = reply_logprobs(policy, temperature, states, is_choice, legal)  # (M, V)
+            base = reference.reply_logits(theirs, is_choice.to(there), legal.to(there), temperature).log_softmax(-1)
+        ours = policy.reply_logits(states, is_choice, legal, temperature).log_softmax(-1)  # (M, V)
         # what one never samples, neither does the other
         gaps = (ours - base.to(states.device)).masked_fill(ours == -torch.inf, 0.0)
         return ((ours.exp() * gaps).sum(-1),)
@@ -88,7 +88,7 @@ def planned(policy: Policy, batch: TokenBatch, hidden: Tensor, temperature: floa
     """Log-probabilities (B, T, P) of the plan's tokens, -inf at padding."""
 
     def read(states: Tensor, is_choice: Tensor, legal: Tensor, ids: Tensor) -> tuple[Tensor]:
-        return (reply_logprobs(policy, temperature, states, is_choice, legal).gather(1, ids),)
+        return (policy.reply_logits(states, is_choice, legal, temperature).log_softmax(-1).gather(1, ids),)
 
     mask = batch.planned[:, 1:]
     ids = batch.plan_ids[:, 1:][mask]  # (M, P)
@@ -124,17 +124,6 @@ def states_of(batch: TokenBatch, hidden: Tensor, mask: Tensor) -> tuple[Tensor, 
     """Finds what the distributions of the M reply tokens of `mask` (B, T - 1) are made of: the states before them
     (M, D), whether they are choices (M,), and the legal ids (M, O)."""
     return hidden[:, :-1][mask], (batch.kind == Kind.CHOICE)[:, 1:][mask], batch.legal[:, 1:][mask]
-
-
-def reply_logprobs(policy: Policy, temperature: float, states: Tensor, is_choice: Tensor, legal: Tensor) -> Tensor:
-    """Computes the distributions (M, V) that reply tokens are sampled from (see `states_of`): at choices over the legal
-    set alone."""
-    logits = policy.logits(states)
-    shaped = policy.speech_logits(logits, temperature)
-    if bool(is_choice.any()):
-        shaped = shaped.clone()
-        shaped[is_choice] = choice_logits(logits[is_choice], legal[is_choice], temperature)
-    return shaped.log_softmax(-1)
 
 
 def in_pieces(policy: Policy, read: Callable[..., tuple[Tensor, ...]], *rows: Tensor) -> tuple[Tensor, ...]:

@@ -5,7 +5,7 @@ import itertools
 import json
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
@@ -116,6 +116,15 @@ class Policy(nn.Module):
         """Logits (..., V) that speech is sampled from: control tokens are never said."""
         return logits / temperature + self.speech_mask
 
+    def reply_logits(self, hidden: Tensor, is_choice: Tensor, legal: Tensor, temperature: float) -> Tensor:
+        """Logits (M, V) that reply tokens are sampled from, when played and when scored, of hidden states (M, D): among
+        legal ids (M, O), padded with -1, where `is_choice` (M,) bool, else of speech."""
+        logits = self.logits(hidden)
+        shaped = self.speech_logits(logits, temperature)
+        if bool(is_choice.any()):
+            shaped[is_choice] = choice_logits(logits[is_choice], legal[is_choice], temperature)
+        return shaped
+
     def value(self, hidden: Tensor, privileged: Tensor) -> Tensor:
         """State values (...) of hidden states (..., D) and hidden facts (..., F), in float32."""
         features = torch.cat([hidden.float(), privileged], -1) if self.privileged_size else hidden.float()
@@ -203,6 +212,12 @@ def choice_logits(logits: Tensor, legal: Tensor, temperature: float) -> Tensor:
     # Padding repeats the first legal id, which changes nothing.
     mask.scatter_(1, torch.where(legal >= 0, legal, legal[:, :1]), 0.0)
     return logits / temperature + mask
+
+
+def padded(rows: Sequence[Sequence[int]]) -> Tensor:
+    """Returns lists of ids as one tensor, (rows, longest), padded with -1."""
+    width = max(map(len, rows), default=0)
+    return torch.tensor([[*row, *[-1] * (width - len(row))] for row in rows], dtype=torch.int64).view(len(rows), width)
 
 
 def tiny_config(
