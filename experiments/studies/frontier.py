@@ -45,7 +45,7 @@ from marl.decoding.memory import Slots
 from marl.learning.batch import collate
 from marl.learning.config import UpdateConfig
 from marl.learning.forward import forward
-from marl.learning.micro_batches import micro_batches
+from marl.learning.micro_batches import passes
 from marl.losses import Outputs
 from marl.metrics.stats import Interval, bootstrap_mean
 from marl.metrics.tables import ArmRun, TableRow, ablation_table, figures_by_arm, format_table, read_table, write_table
@@ -434,8 +434,7 @@ def human_situations(
 def believed(policy: Policy, batch: TokenBatch) -> list[list[Floats]]:
     """The policy's answers to each row's belief questions, in order."""
     found: list[list[Floats]] = [[] for _ in range(batch.shape[0])]
-    for rows in micro_batches(batch, torch.arange(batch.shape[0]), UpdateConfig().token_budget):
-        part = batch.select(rows).to(policy.device)
+    for part, rows in passes(policy, batch, UpdateConfig().token_budget):
         outputs: Outputs = forward(policy, part, 1.0, {"beliefs": False})
         for row, answer in zip(part.row.tolist(), outputs.beliefs.double().exp().cpu().numpy(), strict=True):
             found[int(rows[row])].append(answer)

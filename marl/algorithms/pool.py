@@ -21,20 +21,18 @@ POOL = 5  # a part of an iteration's seed
 
 @dataclass
 class Pool:
-    """The past selves of `seats.player`, whose policy is `learner`. `policy` plays, with the weights of the drawn one.
+    """The past selves of the learner `seats.player`.
 
-    `folder` holds the past selves as policies, which `card` describes. `memory` counts the games and wins of each;
-    checkpoints keep it. An iteration follows from `seed`, its number and `memory`, so a resumed run equals one that was
-    never stopped.
+    An iteration follows from `seed`, its number and `memory`, so a resumed run equals one that was never stopped.
     """
 
     seats: Seats
     learner: Policy
-    policy: Policy
-    folder: Path
+    policy: Policy  # plays, with the weights of the past self that was drawn
+    folder: Path  # keeps the past selves as policies
     seed: int
-    memory: dict[str, float]
-    card: Mapping[str, Any]
+    memory: dict[str, float]  # games and wins of each past self; checkpoints keep it
+    card: Mapping[str, Any]  # describes the policies that are kept
     drawn: int = field(default=0, init=False)  # iterations that the drawn one had learned for
 
     def place(self, iteration: int) -> Path:

@@ -141,7 +141,7 @@ def learning_bytes(
     config: PreTrainedConfig, *, rows: int, length: int, replies: int, bf16: bool = False,
     gradient_checkpointing: bool = False, beside: bool = False, split: bool = False,
 ) -> int:  # fmt: skip
-    """Bytes that an update's pass over rows of this length takes, of which `replies` tokens each are scored.
+    """Bytes that an update's pass over rows of this length takes; `replies` tokens of each row are scored.
 
     A layer's gradients take about as much as its activations. Right within a fifth on a CPU. `beside`: questions stand
     behind the rows, which are then up to twice as long, and attention has a mask. `split`: the model's parameters are

@@ -127,9 +127,10 @@ def states_of(batch: TokenBatch, hidden: Tensor, mask: Tensor) -> tuple[Tensor, 
 
 
 def in_pieces(policy: Policy, read: Callable[..., tuple[Tensor, ...]], *rows: Tensor) -> tuple[Tensor, ...]:
-    """Calls `read` with rows (M, ...), of which it makes logits (M, V), and returns what it returns, (M, ...) each.
+    """Calls `read` with rows (M, ...) and returns its results, (M, ...) each.
 
-    Where these are too many to hold, it reads a piece at a time, and again in the backward pass.
+    `read` makes logits (M, V). If these are too many to hold, it gets a piece of the rows at a time, and again in the
+    backward pass.
     """
     size = max(1, MOST_LOGITS // len(policy.speech_mask))
     if len(rows[0]) <= size or is_split(policy):  # ranks that share parameters have to read alike

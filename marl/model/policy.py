@@ -49,7 +49,7 @@ MOST = {
     "intermediate_size": 1 << 18,
     "max_position_embeddings": 1 << 24,
 }
-MOST_LOGITS = 1 << 25  # in one piece: 128 MiB in float32, of which there are five at a time
+MOST_LOGITS = 1 << 25  # in one piece: 128 MiB in float32, and five such tensors at a time
 FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of types that are not quantised
 QUANTISED = ", which is not read here. Name the model in full precision (float32, bfloat16 or float16)."
 NO_MODEL, NO_TOKENIZER = "no causal language model can be loaded", "no tokenizer can be loaded from it"
@@ -483,7 +483,7 @@ def _check_files(name: str, config: PreTrainedConfig) -> None:
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=None)
     wanted = sum(p.numel() for p in empty.parameters())
-    if wanted > held:  # each number takes a byte at least: not one of the missing ones is made up first
+    if wanted > held:  # each number takes a byte at least; checked before any is allocated
         raise _refusal(name, f"config.json is of a model of {wanted:,} numbers, and its files have {held:,} bytes")
 
 
