@@ -82,7 +82,8 @@ def update(
     `ranks`: each reads its share of every minibatch; all of them get the whole batch. Raises NotFinite, before a step.
     """
     masks = [mask_of(batch, name, loss) for name, loss in losses.items() if needs(loss, "reference")]
-    if masks and reference is not None:
+    if masks:
+        assert reference is not None, "a loss compares the policy with a reference"
         batch = add_reference(batch, reference, config, ranks, torch.stack(masks).any(0))
     policy.eval()  # no dropout: what was sampled from is what is scored
     totals = Means()
