@@ -25,7 +25,7 @@ from marl.model.optim import OPTIMIZERS, MuonAndAdamW
 from marl.model.policy import Policy, check_context, dropout, pretrained, tiny_lm
 from marl.model.tokens import Tokens, train_tokenizer
 from marl.pretraining import corpus
-from marl.pretraining.config import BaseConfig, ModelConfig, tokenizer_games
+from marl.pretraining.config import BaseConfig, ModelConfig
 from marl.pretraining.corpus import CORPUS, LISTENING, Recorded, recorded, variants
 from marl.pretraining.fit import fit, held_out_figures
 from marl.rollout.games import file_digests, game_module, scripts_module, without_later
@@ -126,8 +126,8 @@ def base_settings(
         "human_data": human,
     }
     if not human:
-        fewer = tokenizer_games(base) < base.tokenizer_games
-        made_of |= {"tokenizer_games": tokenizer_games(base)} if fewer else {}
+        fewer = base.games_of_tokenizer < base.tokenizer_games
+        made_of |= {"tokenizer_games": base.games_of_tokenizer} if fewer else {}
         made_of |= getattr(scripts_module(env["game"]), "VERSION", {})
         made_of |= file_digests(env, *varied, *({**env, **lesson.env} for lesson in base.lessons))
     if model.kind == "hf":
@@ -180,7 +180,7 @@ def _train(
             whole = replace(base, keep="all", human_games=0)
             texts = (human["train"] if whole == base else recorded(human_data, "train", games, whole)).texts
         else:
-            texts = corpus.scripted_texts(game, games, base.seed, tokenizer_games(base))
+            texts = corpus.scripted_texts(game, games, base.seed, base.games_of_tokenizer)
         policy = from_scratch(game, texts, model, base.seed).to(device)
     tokens = policy.tokens
     read_questions(tokens, policy.lm, model.questions)

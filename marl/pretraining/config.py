@@ -149,6 +149,11 @@ class BaseConfig:
             if not values:
                 raise UserError(f"base.vary.{name}=[]: must name a value; or leave it out (~base.vary.{name})")
 
+    @property
+    def games_of_tokenizer(self) -> int:
+        """Number of scripted games for the tokenizer: no more than a small base learns from."""
+        return min(max(self.games, 20), self.tokenizer_games)
+
     def losses(self) -> dict[str, Loss]:
         return {
             "imitation": ImitationLoss(self.imitation),
@@ -170,8 +175,3 @@ class BaseConfig:
         unused |= {"tokenizer_games"} if self.data == "human" else of_people
         unused |= set() if self.lessons else {"lessons"}
         return {name: value for name, value in asdict(self).items() if name not in unused}
-
-
-def tokenizer_games(base: BaseConfig) -> int:
-    """Number of scripted games for the tokenizer: no more than a small base learns from."""
-    return min(max(base.games, 20), base.tokenizer_games)

@@ -25,7 +25,7 @@ from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import Game, draw_games
 from marl.types import INSIDERS, Episode, Kind, Turn, answered
 
-CORPUS, TOKENIZER, HELD_OUT, LISTENING, CHOICE = 101, 102, 103, 104, 105  # places of the seed
+CORPUS, TOKENIZER, HELD_OUT, LISTENING, CHOICE = 101, 102, 103, 104, 105  # parts of the seed
 ORDERS = tuple(itertools.permutations(range(3), 3))
 # Steps that no game has: a text that the player alone reads (`StreamWriter.tell`), a reply that no loss learns.
 Told = tuple[Literal["tell", "given"], str]

@@ -64,7 +64,7 @@ class Seats:
 OFF = {"pool": 0, "pick": "uniform"}  # newer settings when off: no part of a run's identity
 
 
-def written(seats: Seats | Mapping[str, Any]) -> dict[str, Any]:
+def cast_settings(seats: Seats | Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a role's seats, without those of OFF."""
     settings = asdict(seats) if isinstance(seats, Seats) else seats
     return {name: value for name, value in settings.items() if (name, value) not in OFF.items()}
