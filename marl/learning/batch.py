@@ -135,7 +135,7 @@ def mark(
             row["plan_ids"][t, : len(after)] = list(after)
             row["plan"][t, : len(after)] = list(after.values())
         for name, reward in rewards.items():
-            if reward.weight:  # 0 times what is not a number would be none either
+            if reward.weight:  # 0 times NaN is NaN
                 weighted = reward.weight * turn.rewards.get(name, 0.0)
                 if name in columns:
                     row["message_rewards"][start, columns.index(name)] = weighted
