@@ -72,9 +72,9 @@ def cast_settings(seats: Seats | Mapping[str, Any]) -> dict[str, Any]:
 
 def players_of(cast: Mapping[str, Seats]) -> list[str]:
     """Names all who play, each once."""
-    names = [
-        name for seats in cast.values() for name in (seats.player, *([seats.partner_player] * bool(seats.partners)))
-    ]
+    names: list[str] = []
+    for seats in cast.values():
+        names += [seats.player, seats.partner_player] if seats.partners else [seats.player]
     return list(dict.fromkeys(names))
 
 

@@ -239,7 +239,7 @@ def _play_others(message: Message, models: Mapping[str, ModelAgent], voting: Col
             for agent, point in points.items()
         }
         writers[turn.agent].reply(ids, Kind.SPEECH)
-        legal = {agent: _look(writer, observations, infos, agent, turn.step + 1) for agent, writer in writers.items()}
+        legal = _observe(writers, observations, infos, turn.step + 1)
         asked = {agent: list(writer.asked) for agent, writer in writers.items()}
         if number in voting:
             for agent, vote in _vote(episode, env, writers, observations, infos, legal, turn.step + 1).items():
@@ -254,11 +254,16 @@ def _play_others(message: Message, models: Mapping[str, ModelAgent], voting: Col
     return [point for point in points.values() if any(point.asked)]
 
 
-def _look(writer: StreamWriter, observations: Any, infos: Any, agent: str, step: int) -> tuple[int, ...]:
-    """Reads what the game shows, up to the place of the reply. Returns the ids of its options."""
-    seen = observations[agent]
-    writer.observe(seen["text"], infos[agent]["questions"], step)
-    return writer.cue(seen["options"]) if seen["turn"] != TurnKind.WAIT else ()
+def _observe(
+    writers: Mapping[str, StreamWriter], observations: Any, infos: Any, step: int
+) -> dict[str, tuple[int, ...]]:
+    """Writes what the game shows to each agent, up to the place of its reply. Returns the ids of their options."""
+    legal: dict[str, tuple[int, ...]] = {}
+    for agent, writer in writers.items():
+        seen = observations[agent]
+        writer.observe(seen["text"], infos[agent]["questions"], step)
+        legal[agent] = writer.cue(seen["options"]) if seen["turn"] != TurnKind.WAIT else ()
+    return legal
 
 
 def _vote(
@@ -285,7 +290,7 @@ def _vote(
         replies = {agent: turns[step, agent].text for agent in due}
         observations, _, _, _, infos = env.step({agent: replies.get(agent, "") for agent in env.agents})
         step += 1
-        legal = {agent: _look(writer, observations, infos, agent, step) for agent, writer in writers.items()}
+        legal = _observe(writers, observations, infos, step)
     return {}
 
 
