@@ -22,7 +22,8 @@ from marl.decoding.passes import Branch, WholeStreams, one_pass, pass_beside
 from marl.decoding.probes import check_slots, reads_chunks
 from marl.decoding.sampling import draw
 from marl.model.branches import takes_masks
-from marl.model.policy import Policy, check_context, padded
+from marl.model.loading import check_context
+from marl.model.policy import Policy, padded
 from marl.model.sharding import is_split
 
 STRETCH = 128  # captured steps reach into slots by multiples of this

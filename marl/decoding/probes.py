@@ -13,7 +13,7 @@ from marl.common.errors import UserError
 from marl.decoding.cache import NotCacheable, slot_cache
 from marl.decoding.passes import one_pass
 from marl.model.branches import MISFITS
-from marl.model.policy import NO_MODEL, check_context, reading
+from marl.model.loading import NO_MODEL, check_context, reading
 
 
 @dataclass(frozen=True)

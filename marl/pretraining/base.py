@@ -20,9 +20,10 @@ from marl.losses import Loss
 from marl.losses.kl import KLLoss
 from marl.losses.listening import ListeningLoss
 from marl.model.branches import read_questions
+from marl.model.loading import check_context
 from marl.model.lora import AdapterConfig, adapted, dropping, merged
 from marl.model.optim import OPTIMIZERS, MuonAndAdamW
-from marl.model.policy import Policy, check_context, dropout, pretrained, tiny_lm
+from marl.model.policy import Policy, dropout, pretrained, tiny_lm
 from marl.model.tokens import Tokens, train_tokenizer
 from marl.pretraining import corpus
 from marl.pretraining.config import BaseConfig, ModelConfig

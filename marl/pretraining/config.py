@@ -14,9 +14,10 @@ from marl.losses.imitation import ImitationLoss
 from marl.losses.listening import ListeningLoss
 from marl.losses.world_model import WorldModelLoss
 from marl.model.branches import QUESTIONS
+from marl.model.loading import MOST, load_config
 from marl.model.lora import AdapterConfig
 from marl.model.optim import OPTIMIZERS
-from marl.model.policy import MOST, load_config, tiny_config
+from marl.model.policy import tiny_config
 
 DATA, KINDS, KEEPS = ("scripted", "human", "none"), ("tiny", "hf"), ("all", "nonzero")
 MOST_SEEDS = 2**63 - 1  # as torch takes them

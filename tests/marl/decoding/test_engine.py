@@ -39,7 +39,8 @@ from marl.decoding.engine import Engine
 from marl.decoding.packing import groups_within
 from marl.decoding.probes import reads_chunks, size_of
 from marl.decoding.sampling import uniforms
-from marl.model.policy import Policy, check_context, half, pretrained
+from marl.model.loading import check_context
+from marl.model.policy import Policy, half, pretrained
 from tests.marl.models import (
     ARCHITECTURES,
     RECURRENT,
