@@ -12,7 +12,7 @@ from marl.learning.batch import collate
 from marl.losses import Loss, Outputs
 from marl.losses.entropy import EntropyLoss
 from marl.losses.imitation import ImitationLoss
-from marl.losses.kl import ESTIMATORS, KLLoss
+from marl.losses.kl import KL_ESTIMATORS, KLLoss
 from marl.losses.listening import ListeningLoss
 from marl.losses.plan import PlanLoss
 from marl.losses.policy import PolicyLoss
@@ -23,7 +23,7 @@ from tests.marl.batches import paying, three_turns
 
 EVERY: list[Loss] = [
     PolicyLoss(), PolicyLoss(speech=0.2, choice=3.0), ValueLoss(), EntropyLoss(), EntropyLoss(over="choice"),
-    EntropyLoss(over="speech"), *(KLLoss(weight=0.0, estimator=e) for e in ESTIMATORS), ListeningLoss(),
+    EntropyLoss(over="speech"), *(KLLoss(weight=0.0, estimator=e) for e in KL_ESTIMATORS), ListeningLoss(),
     WorldModelLoss(), WorldModelLoss(after_questions=False), ImitationLoss(),
     PlanLoss(), PlanLoss(form="cross_entropy"),
 ]  # fmt: skip
@@ -126,7 +126,7 @@ def test_which_tokens_each_loss_counts(batch: TokenBatch, outputs: Outputs) -> N
     assert counts == {
         repr(PolicyLoss()): 7, repr(PolicyLoss(speech=0.2, choice=3.0)): 7, repr(ValueLoss()): 3,
         repr(EntropyLoss()): 7, repr(EntropyLoss(over="choice")): 1,
-        repr(EntropyLoss(over="speech")): 6, **{repr(KLLoss(weight=0.0, estimator=e)): 6 for e in ESTIMATORS},
+        repr(EntropyLoss(over="speech")): 6, **{repr(KLLoss(weight=0.0, estimator=e)): 6 for e in KL_ESTIMATORS},
         repr(ListeningLoss()): 4, repr(WorldModelLoss()): 2 + 5,
         repr(WorldModelLoss(after_questions=False)): 2 + 5 - 3, repr(ImitationLoss()): 5,
         repr(PlanLoss()): 1, repr(PlanLoss(form="cross_entropy")): 1,
