@@ -26,8 +26,7 @@ def forward(
 
     hidden = policy.hidden(batch.tokens, batch.branch, batch.position_ids)  # (B, T, D)
     before = hidden[:, :-1]  # the state that predicts token t stands at t - 1
-    zeros = torch.zeros(batch.tokens.shape, device=hidden.device)
-    outputs = Outputs(zeros, zeros, zeros, torch.zeros(0, 1, device=hidden.device), zeros)
+    outputs = Outputs.zeros(batch)
     if "reply" in reads:
         with part("reply"):
             outputs.logprobs, outputs.entropy = replies(policy, batch, hidden, temperature)
