@@ -58,12 +58,7 @@ def base_policy(
     hold a copy, which goes back into the cache instead of training again.
     """
     if model.kind == "hf" and base.data == "none":
-        saved = Path(model.name)
-        if (saved / "policy.json").is_file():  # a policy of this project, with its critic
-            return load_policy(saved, device, privileged_size, dtype=model.dtype), saved
-        policy = pretrained(model.name, privileged_size, seed=base.seed, dtype=model.dtype).to(device).eval()
-        read_questions(policy.tokens, policy.lm, model.questions)
-        return policy, None
+        return _as_it_is(model, privileged_size, device, base.seed)
     if base.data == "human" and not human_data:
         raise UserError(
             "base.data=human needs the human dialogues. Give their folder as data.dond=DIR (files data.txt, val.txt, "
@@ -103,6 +98,18 @@ def base_policy(
     figures = read_card(folder).get("figures", {})
     report("base model: " + ", ".join(f"{name} {value:.3g}" for name, value in figures.items()))
     return policy, folder
+
+
+def _as_it_is(
+    model: ModelConfig, privileged_size: int, device: torch.device | str, seed: int
+) -> tuple[Policy, Path | None]:
+    """Loads a model that needs no training: a policy of this project and its folder, or one of `transformers`."""
+    saved = Path(model.name)
+    if (saved / "policy.json").is_file():  # with its critic
+        return load_policy(saved, device, privileged_size, dtype=model.dtype), saved
+    policy = pretrained(model.name, privileged_size, seed=seed, dtype=model.dtype).to(device).eval()
+    read_questions(policy.tokens, policy.lm, model.questions)
+    return policy, None
 
 
 def base_settings(
