@@ -40,7 +40,7 @@ from marl.decoding.packing import groups_within
 from marl.decoding.probes import reads_chunks, size_of
 from marl.decoding.sampling import uniforms
 from marl.model.loading import check_context
-from marl.model.policy import Policy, half, pretrained
+from marl.model.policy import Policy, bf16_copy, pretrained
 from tests.marl.models import (
     ARCHITECTURES,
     RECURRENT,
@@ -377,7 +377,7 @@ def test_who_starts_over_in_a_pass_goes_on_token_by_token() -> None:
     """Known of transformers 5.23 by reading it: Mamba's scan of several tokens begins at zero, Mamba-2's does not."""
     known = [False, True, False, True, True, True, True]
     assert [reads_chunks(random_lm(name, 64)) for name in RECURRENT] == known
-    policies = [half(Policy(random_lm(name, small_tokens().size), small_tokens())) for name in RECURRENT]
+    policies = [bf16_copy(Policy(random_lm(name, small_tokens().size), small_tokens())) for name in RECURRENT]
     assert [reads_chunks(each.lm) for each in policies] == known  # whose states are rounded
     engines = [Engine(each, 2, CONTEXT) for each in policies]
     assert [engine.uncached for engine in engines] == [""] * len(known)
