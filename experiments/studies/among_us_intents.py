@@ -28,8 +28,19 @@ from experiments.setup.refusals import say_refusals
 from experiments.setup.select import add_cards
 from experiments.setup.spec import PlaySpec, play_spec
 from experiments.studies.cells import Workspace, begin
-from experiments.studies.intents import REFUSED, draw_panels, kept, refused, table_row
-from experiments.studies.talkers import Figures, card, limits_of, publish, save_player, say_arms
+from experiments.studies.talkers import (
+    REFUSED,
+    Figures,
+    card,
+    draw_panels,
+    kept,
+    limits_of,
+    publish,
+    refused,
+    save_player,
+    say_arms,
+    table_row,
+)
 from marl.agents.base import Agent
 from marl.agents.model import model_agent, room
 from marl.common.errors import UserError, check_count, check_temperature

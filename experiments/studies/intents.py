@@ -13,18 +13,15 @@ Writes `table.csv`, `figure.svg`, `cards.jsonl` (a line a seed), `control.csv.gz
 """
 
 import functools
-import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence, Sized
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
-from envs.human_dond import read_split
 from experiments.launch.command import command
 from experiments.launch.terminal import say
 from experiments.setup.players import text_agent
@@ -32,7 +29,21 @@ from experiments.setup.refusals import say_refusals
 from experiments.setup.select import add_cards
 from experiments.setup.spec import PlaySpec, play_spec
 from experiments.studies.cells import Workspace, begin, check_play
-from experiments.studies.talkers import Figures, card, limits_of, publish, save_player, say_arms
+from experiments.studies.intents_models import Made, make_models, read_views, stand_in
+from experiments.studies.talkers import (
+    HEADS,
+    REFUSED,
+    Figures,
+    card,
+    draw_panels,
+    kept,
+    limits_of,
+    publish,
+    refused,
+    save_player,
+    say_arms,
+    table_row,
+)
 from marl.agents.base import Agent
 from marl.agents.model import PlayConfig, model_agent, room
 from marl.common.errors import UserError, check_count, check_temperature
@@ -42,17 +53,22 @@ from marl.intents.annotate import correspondence, named_items
 from marl.intents.borrowed import Lessons
 from marl.intents.corruptions import KINDS, Bigrams, Place
 from marl.intents.filters import ORDER
-from marl.intents.measure import control, controlled, human_perplexity, perplexity, read_messages, spoiled, spoken
+from marl.intents.measure import (
+    control,
+    controlled,
+    followed,
+    human_perplexity,
+    perplexity,
+    read_messages,
+    spoiled,
+    spoken,
+)
 from marl.intents.nonsense import Ensemble, train
-from marl.intents.standin import write_scripted
-from marl.intents.streams import ARMS, FORM, TOLD, Intent
-from marl.intents.talker import UNFINISHED
-from marl.intents.training import MIXED, NO_LESSONS, action_model, annotated, dialogue_model, read_in, unvaried
+from marl.intents.streams import ARMS, FORM
+from marl.intents.training import read_in
 from marl.metrics.drift import likelihood, retold
 from marl.metrics.stats import Interval, Metrics, bootstrap_mean, bootstrap_ratio, rate
-from marl.metrics.tables import TableRow, mean_over_seeds, read_table, write_csv, write_table
-from marl.model.policy import Policy
-from marl.report.figures import HALF, PAPER, save_figure, style_axes
+from marl.metrics.tables import TableRow, read_table, write_csv, write_table
 from marl.report.transcripts import write_episodes
 from marl.rollout.cast import alternating
 from marl.rollout.games import env_maker
@@ -73,28 +89,12 @@ ABLATIONS: Mapping[str, Mapping[str, Any]] = {  # what is switched on beside the
 }
 ITSELF = "itself"  # a partner: the player of the arm
 PEOPLE = "people"  # the model of people: the dialogue model that knows its own values and no intent
-ROUND = 1000  # between the seeds of two rounds
 SITUATIONS = 8  # places whose messages are shown under several intents
-REFUSED = "filter/refused/"  # shares of drawn messages
 BY_PEOPLE = "human messages"
 SCRIPTED = {"human": "scripted", PEOPLE: "model of scripts"}  # in names, where scripted dialogues stand in
 NAIVE = "naive annotation"  # the same for all seeds
-HEADS, UNSEEN = "ensemble", "ensemble, kind unseen"
+UNSEEN = "ensemble, kind unseen"
 OFF = {"repetition": False, "nonsense": 0.0, "correspondence": None, "value": 1.0}
-
-
-@dataclass(frozen=True)
-class Made:
-    """The models and annotations of one seed."""
-
-    seed: int
-    env: Mapping[str, Any]  # of the measured games
-    data: str
-    action: Policy
-    views: list[Any]  # of the measured split
-    intents: dict[int, list[Intent]]
-    dialogue: Mapping[str, Policy]  # by arm
-    folders: Mapping[str, Path]
 
 
 @command("intents", implies={"data.dond": "base=human"})
@@ -180,16 +180,6 @@ def check(cfg: DictConfig) -> None:
 
 
 # --- Models -----------------------------------------------------------------------------------------------------------
-def stand_in(cfg: DictConfig, spec: PlaySpec, place: Workspace) -> str:
-    """The folder of scripted dialogues, which stand in where there are no human ones."""
-    env = {**spec.env, "contexts": None}
-    folder = place.cells / f"scripted-{digest({'env': env, 'games': cfg.scripted_games})[:8]}"
-    say("data.dond=null: scripted dialogues stand in for people's, of whom nothing that follows can tell")
-    if not (folder / "test.txt").exists():
-        write_scripted(folder, env, cfg.scripted_games)
-    return str(folder)
-
-
 def check_messages(data: str) -> None:
     """Refuses dialogues of which no kind of corruption changes a message, before anything learns from them."""
     own = {
@@ -211,67 +201,6 @@ def called(name: str, cfg: DictConfig) -> str:
     for word, instead in () if cfg.data.dond else SCRIPTED.items():
         name = name.replace(word, instead)
     return name
-
-
-def make_models(seed: int, data: str, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Made:
-    """Loads or trains the models of a seed, and annotates."""
-    cache = Path(cfg.cache)
-    train_env = {**spec.env, "split": "train"}
-    base = replace(spec.base, seed=seed)
-
-    def progress(what: str, done: int, total: int) -> None:
-        if done == 1:
-            place.bar.stage(f"seed {seed}: {what}", total)
-        place.bar.advance(1)
-        if done == total:
-            place.bar.close()
-
-    how: dict[str, Any] = {"device": place.device, "progress": progress, "report": say}
-    origin: Policy | None = None
-    start = ""
-    for number in range(cfg.rounds):  # what the action models of all seeds start from
-        shared = replace(spec.base, seed=spec.base.seed + ROUND * number)
-        about = {"base": asdict(shared), "env": unvaried(train_env, base), "model": asdict(spec.model)}
-        folder = cache / f"intents-base-{digest({**about, **({'start': start} if start else {})})[:8]}"
-        say(f"action model of all seeds, round {number + 1} of {cfg.rounds}: {folder}")
-        origin = action_model(spec.model, shared, train_env, data, folder, start=origin, start_digest=start, **how)
-        start = folder_digest(folder)
-    assert origin is not None
-    action, folders = origin, {ACTION: folder}
-    if cfg.action_epochs:
-        acts = replace(base, epochs=cfg.action_epochs, learning_rate=cfg.action_learning_rate)
-        folders = {ACTION: cache / f"intents-action-s{seed}-{digest({'start': start, 'base': asdict(acts)})[:8]}"}
-        action = action_model(
-            spec.model, acts, train_env, data, folders[ACTION], start=origin, start_digest=start, **how
-        )
-    start, read = folder_digest(folders[ACTION]), read_in(train_env, base)
-    later = replace(base, epochs=max(cfg.epochs, 1), learning_rate=cfg.learning_rate, human_games=cfg.human_games)
-    own = replace(later, epochs=cfg.own_epochs)
-    learned = place.cells / f"intents-train-{digest({'start': start, 'base': asdict(later), **read})[:8]}.json"
-    say(f"seed {seed}: annotating the training dialogues")
-    _, taught = annotated(action, later, train_env, data, "train", learned)
-    say(f"seed {seed}: {sum(map(len, taught.values()))} replies of {len(taught)} views are annotated")
-    tested = place.cells / f"intents-{cfg.split}-{digest({'start': start, **read})[:8]}.json"
-    views, intents = annotated(action, replace(base, human_games=0), train_env, data, cfg.split, tested)
-    say(f"seed {seed}: dialogue models")
-    models: dict[str, Policy] = {}
-    first = (action, start, later)  # what all arms have in common, and what each then learns by itself
-    for arm in (*([MIXED] if cfg.epochs else []), *cfg.arms):
-        begun, begun_digest, learns = first
-        if arm != MIXED:
-            learns = own
-            begun, begun_digest = (models[MIXED], folder_digest(folders[MIXED])) if cfg.epochs else first[:2]
-        lessons = Lessons(**dict(cfg.lessons)) if arm in TOLD else NO_LESSONS
-        settings = {"start": begun_digest, "base": asdict(learns), **read}
-        if lessons.epochs:
-            settings["lessons"] = asdict(lessons)
-        folders[arm] = cache / f"intents-{arm}-s{seed}-{digest(settings)[:8]}"
-        models[arm] = dialogue_model(
-            arm, begun, begun_digest, taught, learns, train_env, data, folders[arm], lessons=lessons, **how
-        )
-    for each in (models, folders):
-        each.pop(MIXED, None)
-    return Made(seed, {**spec.env, "split": "test"}, data, action, views, intents, models, folders)
 
 
 def nonsense(made: Made, cfg: DictConfig, folder: Path) -> Figures:
@@ -325,14 +254,6 @@ def no_nonsense(split: str) -> UserError:
         f"No kind of corruption changes any of the {split} messages, so that there is no nonsense to tell apart. Give "
         f"more dialogues (data.dond) or messages (nonsense.{split}), or leave out the games (games=0)"
     )
-
-
-def read_views(data: str, split: Any) -> list[Any]:
-    """The usable views of a split."""
-    try:
-        return list(read_split(data, split).usable)
-    except (OSError, ValueError) as error:
-        raise UserError(f"data.dond={data}: {error}") from error
 
 
 def save_players(made: Made, ensemble: Ensemble | None, runs: Path) -> None:
@@ -408,13 +329,6 @@ def situations(made: Made, temperature: float) -> list[list[Any]]:
     return sorted(lines, key=lambda line: line[0])
 
 
-def kept(path: Path, find: Callable[[], Figures]) -> Figures:
-    """Figures from a file, or found and kept there."""
-    if not path.exists():
-        write_json(path, {"figures": [[*key, each.to_json()] for key, each in find().items()]})
-    return {(arm, metric): Interval.from_json(each) for arm, metric, each in read_json(path)["figures"]}
-
-
 def switched(cicero: CiceroConfig, on: Mapping[str, Any]) -> CiceroConfig:
     """The settings with only these filters, each as `cicero.*` sets it."""
     chosen: dict[str, Any] = {name: getattr(cicero, name) if on.get(name) else off for name, off in OFF.items()}
@@ -422,34 +336,18 @@ def switched(cicero: CiceroConfig, on: Mapping[str, Any]) -> CiceroConfig:
 
 
 def play(made: Made, ensemble: Ensemble, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Figures:
-    """The ablation, on the same games for all arms, against each partner: score, agreement and perplexity under the
-    frozen model of people. `people`: that model itself in the arm's seat."""
-    games, cicero = draw_games(cfg.seed, EVALUATION, count=cfg.games), spec.cicero
-    make_env, found = env_maker(made.env), {}
-    limits = replace(spec.algo, games=cfg.games, concurrency=min(cfg.concurrency, cfg.games))
+    """The ablation, on the same games for all arms, against each partner: score, agreement, perplexity under the frozen
+    model of people, and how far what was said and claimed is as planned. `people`: that model itself in the arm's
+    seat."""
+    found: Figures = {}
     refusals: list[list[object]] = []
     for partner in cfg.partners:
         end = "" if partner == PEOPLE else f" v {partner}"
         scores: dict[str, np.ndarray] = {}
         for arm in (PEOPLE, *ABLATIONS):
-            about = played_by(made, arm, partner, cicero, cfg, limits)
-            path = place.cells / f"games-s{made.seed}-{digest(about)[:10]}.json"
-            if not path.exists():
-                agent = seat(made, arm, ensemble, cicero, limits, cfg.temperature)
-                agent.name = called(agent.name, cfg)
-                place.bar.stage(f"seed {made.seed}: {arm} v {partner}", cfg.games)
-                other = agent if partner == ITSELF else people(made, "partner", limits, cfg.temperature)
-                if partner not in (PEOPLE, ITSELF):
-                    other = text_agent(partner, {"game": "dond"})
-                episodes = rollout(games, alternating(agent, other), make_env, limits.concurrency, place.bar.advance)
-                place.bar.close()
-                say_refusals(agent, other)
-                found_ = {"games": measured(episodes, agent.name, made), "counts": counts_of(agent)}
-                write_json(path, {"arm": arm, "partner": partner, **found_})
-                write_episodes(path.with_suffix(".jsonl"), episodes[:40])
-            about = read_json(path)
-            for metric, each in figures_of(about["games"]).items():
-                found[arm + end, metric] = each
+            about = games_of(made, arm, partner, ensemble, cfg, spec, place)
+            plan = {metric: Interval.from_json(each) for metric, each in about["followed"].items()}
+            found |= {(arm + end, metric): each for metric, each in {**figures_of(about["games"]), **plan}.items()}
             counts = sorted(about["counts"].items())
             refusals += [[made.seed, arm + end, key, count] for key, count in counts]
             if about["counts"].get("drawn"):
@@ -462,6 +360,35 @@ def play(made: Made, ensemble: Ensemble, cfg: DictConfig, spec: PlaySpec, place:
                 found[f"{arm} - intents{end}", "game/score"] = gain
     write_csv(place.out / f"filters-s{made.seed}.csv", ("seed", "arm", "what", "count"), refusals)
     return found
+
+
+def games_of(
+    made: Made, arm: str, partner: str, ensemble: Ensemble, cfg: DictConfig, spec: PlaySpec, place: Workspace
+) -> dict[str, Any]:
+    """Figures of an arm's games with a partner, kept in a file. Games that an earlier version kept without how far
+    plans were followed are played again."""
+    limits = replace(spec.algo, games=cfg.games, concurrency=min(cfg.concurrency, cfg.games))
+    about = played_by(made, arm, partner, spec.cicero, cfg, limits)
+    path = place.cells / f"games-s{made.seed}-{digest(about)[:10]}.json"
+    kept_games: dict[str, Any] = read_json(path) if path.exists() else {}
+    if "followed" in kept_games:
+        return kept_games
+    agent = seat(made, arm, ensemble, spec.cicero, limits, cfg.temperature)
+    agent.name = called(agent.name, cfg)
+    other = agent if partner == ITSELF else people(made, "partner", limits, cfg.temperature)
+    if partner not in (PEOPLE, ITSELF):
+        other = text_agent(partner, {"game": "dond"})
+    place.bar.stage(f"seed {made.seed}: {arm} v {partner}", cfg.games)
+    games = draw_games(cfg.seed, EVALUATION, count=cfg.games)
+    cast = alternating(agent, other)
+    episodes = rollout(games, cast, env_maker(made.env), limits.concurrency, place.bar.advance)
+    place.bar.close()
+    say_refusals(agent, other)
+    plan = {metric: each.to_json() for metric, each in followed(episodes, np.random.default_rng(0)).items()}
+    own = {"games": measured(episodes, agent.name, made), "counts": counts_of(agent), "followed": plan}
+    write_json(path, {"arm": arm, "partner": partner, **own})
+    write_episodes(path.with_suffix(".jsonl"), episodes[:40])
+    return own
 
 
 def played_by(
@@ -495,14 +422,6 @@ def seat(
 
 def counts_of(agent: Agent) -> dict[str, int]:
     return dict(agent.counts) if isinstance(agent, CiceroAgent) else {}
-
-
-def refused(counts: Mapping[str, int], filters: Sequence[str] = ()) -> dict[str, Interval]:
-    """The share of drawn messages that each filter refused, and that did not end: also where it is 0, so that means
-    over seeds count it. `filters`: those that were on."""
-    names = dict.fromkeys((UNFINISHED, *filters), 0)
-    names |= {key.removeprefix("refused/"): count for key, count in counts.items() if key.startswith("refused/")}
-    return {name: rate([True] * count + [False] * (counts["drawn"] - count)) for name, count in names.items()}
 
 
 def measured(episodes: Sequence[Any], name: str, made: Made) -> list[dict[str, Any]]:
@@ -543,23 +462,9 @@ def figures_of(games: Sequence[Mapping[str, Any]]) -> Metrics:
 
 
 # --- Tables and figure ------------------------------------------------------------------------------------------------
-def table_row(arm: str, metric: str, seeds: Sequence[Interval]) -> TableRow:
-    """One line, with the interval of `mean_over_seeds`."""
-    each = mean_over_seeds(metric, seeds)
-    return TableRow(arm, metric, each.mean, each.low, each.high, len(seeds), sum(one.n for one in seeds))
-
-
-def label(row: TableRow) -> str:
-    """Names a row in a figure."""
-    if row.arm == HEADS:
-        return row.metric.removeprefix("filter/recall/")
-    if row.metric.startswith("intent/correspondence/"):  # of other players
-        return f"{row.arm}, {row.metric.rpartition('/')[2]}"
-    return f"{row.arm}: items" if row.metric == "intent/items" else row.arm
-
-
 def draw(rows: Sequence[TableRow], path: Path) -> None:
     """Perplexity by arm, control by arm, recall by kind, and the ablation's scores."""
+    played = {r.arm for r in rows if r.metric == "game/score"}
     panels = {
         **{
             f"perplexity of {whose} messages": [
@@ -567,27 +472,13 @@ def draw(rows: Sequence[TableRow], path: Path) -> None:
             ]
             for whose in ("human", "scripted")
         },
-        "stated split is the intent's": [r for r in rows if r.metric in ("intent/control", "intent/items")],
+        "stated split is the intent's": [
+            r for r in rows if r.metric in ("intent/control", "intent/items") and r.arm not in played
+        ],
         "nonsense caught": [r for r in rows if r.metric.startswith("filter/recall/") and r.arm == HEADS],
         "score": [r for r in rows if r.metric == "game/score" and not {"v", "-"} & {*r.arm.split()}],
     }
     draw_panels({title: own for title, own in panels.items() if own}, path)
-
-
-def draw_panels(panels: Mapping[str, Sequence[TableRow]], path: Path) -> None:
-    """Draws means with intervals, a panel for each title, two beside each other."""
-    lines = math.ceil(len(panels) / 2)
-    figure = Figure(figsize=(HALF, 0.45 * HALF * lines), layout="constrained")
-    for axes, (title, own), colour in zip(figure.subplots(lines, 2).flat, panels.items(), PAPER[1:], strict=False):
-        names = [label(row) for row in own]
-        for place, row in enumerate(own):
-            axes.plot([row.low, row.high], [place, place], color=colour, linewidth=2)
-            axes.plot(row.mean, place, "o", color=colour)
-        axes.set_yticks(range(len(own)), names)
-        axes.invert_yaxis()
-        axes.set_title(title, loc="left", fontsize=10)
-        style_axes(axes)
-    save_figure(figure, path)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,28 @@
-"""Parts that studies of talkers share: names of kept games, players, cards and tables of a seed."""
+"""Parts that studies of talkers share: players, cards, kept figures, tables and their
+drawing."""
 
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from experiments.launch.terminal import say
 from marl.agents.model import PlayConfig
-from marl.common.files import digest, write_json
+from marl.common.files import digest, read_json, write_json
 from marl.intents.agent import PARTS
-from marl.metrics.stats import Interval
-from marl.metrics.tables import TableRow, figures_by_arm, format_table
+from marl.intents.talker import UNFINISHED
+from marl.metrics.stats import Interval, rate
+from marl.metrics.tables import TableRow, figures_by_arm, format_table, mean_over_seeds
+from marl.report.figures import HALF, PAPER, save_figure, style_axes
 from marl.storage.checkpoint import copy_folder, folder_digest
 from marl.storage.folder import git_commit
 
 Figures = dict[tuple[str, str], Interval]  # by arm and metric
+REFUSED = "filter/refused/"  # shares of drawn messages
+HEADS = "ensemble"  # the arm of figures of the nonsense ensemble
 
 
 def save_player(player: Path, folders: Mapping[str, Path], seed: int, arm: str = "intent", **more: str) -> None:
@@ -59,3 +66,49 @@ def say_arms(rows: Sequence[TableRow], out: Path) -> None:
     for arm, figures in figures_by_arm(rows).items():
         say(f"\n{arm}\n" + format_table({arm: figures}))
     say(f"\ntables and figure: {out}")
+
+
+def kept(path: Path, find: Callable[[], Figures]) -> Figures:
+    """Figures from a file, or found and kept there."""
+    if not path.exists():
+        write_json(path, {"figures": [[*key, each.to_json()] for key, each in find().items()]})
+    return {(arm, metric): Interval.from_json(each) for arm, metric, each in read_json(path)["figures"]}
+
+
+def refused(counts: Mapping[str, int], filters: Sequence[str] = ()) -> dict[str, Interval]:
+    """The share of drawn messages that each filter refused, and that did not end: also where it is 0, so that means
+    over seeds count it. `filters`: those that were on."""
+    names = dict.fromkeys((UNFINISHED, *filters), 0)
+    names |= {key.removeprefix("refused/"): count for key, count in counts.items() if key.startswith("refused/")}
+    return {name: rate([True] * count + [False] * (counts["drawn"] - count)) for name, count in names.items()}
+
+
+def table_row(arm: str, metric: str, seeds: Sequence[Interval]) -> TableRow:
+    """One line, with the interval of `mean_over_seeds`."""
+    each = mean_over_seeds(metric, seeds)
+    return TableRow(arm, metric, each.mean, each.low, each.high, len(seeds), sum(one.n for one in seeds))
+
+
+def label(row: TableRow) -> str:
+    """Names a row in a figure."""
+    if row.arm == HEADS:
+        return row.metric.removeprefix("filter/recall/")
+    if row.metric.startswith("intent/correspondence/"):  # of other players
+        return f"{row.arm}, {row.metric.rpartition('/')[2]}"
+    return f"{row.arm}: items" if row.metric == "intent/items" else row.arm
+
+
+def draw_panels(panels: Mapping[str, Sequence[TableRow]], path: Path) -> None:
+    """Draws means with intervals, a panel for each title, two beside each other."""
+    lines = math.ceil(len(panels) / 2)
+    figure = Figure(figsize=(HALF, 0.45 * HALF * lines), layout="constrained")
+    for axes, (title, own), colour in zip(figure.subplots(lines, 2).flat, panels.items(), PAPER[1:], strict=False):
+        names = [label(row) for row in own]
+        for place, row in enumerate(own):
+            axes.plot([row.low, row.high], [place, place], color=colour, linewidth=2)
+            axes.plot(row.mean, place, "o", color=colour)
+        axes.set_yticks(range(len(own)), names)
+        axes.invert_yaxis()
+        axes.set_title(title, loc="left", fontsize=10)
+        style_axes(axes)
+    save_figure(figure, path)

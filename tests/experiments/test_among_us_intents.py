@@ -14,7 +14,7 @@ from experiments import evaluate
 from experiments.setup.players import check_plans, check_players, model_player
 from experiments.setup.spec import play_spec
 from experiments.studies import among_us_intents as study
-from experiments.studies.intents import refused
+from experiments.studies.talkers import refused
 from experiments.webapp.opponents import Opponents
 from experiments.webapp.study import Condition
 from marl.agents.model import PlayConfig

@@ -375,6 +375,20 @@ def test_a_filter_that_refused_nothing_counts_as_0() -> None:
     }  # fmt: skip
 
 
+def test_games_say_how_far_plans_were_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of players that have plans."""
+    game = {"score": 5.0, "points": 5.0, "deal": True, "nats": -2.0, "words": 2}
+    plan = {"intent/claimed": rate([True, False]).to_json()}
+    monkeypatch.setattr(
+        intents, "games_of",
+        lambda made, arm, *how: {"games": [game, game], "counts": {}, "followed": {} if arm == "people" else plan},
+    )  # fmt: skip
+    made = intents.Made(0, ENV, "", negotiator(), [], {}, {}, {})
+    found = intents.play(made, None, configure("intents"), None, SimpleNamespace(out=tmp_path))
+    claimed = {arm: (each.mean, each.n) for (arm, metric), each in found.items() if metric == "intent/claimed"}
+    assert claimed == dict.fromkeys(intents.ABLATIONS, (0.5, 2))
+
+
 def test_people_are_called_so_where_their_dialogues_are_given() -> None:
     """And scripts where scripted dialogues stand in; in the figure too, which is drawn from a table alone."""
     human, scripted = (configure("intents", f"data.dond={folder}") for folder in ("DIR", "null"))
@@ -391,9 +405,16 @@ def test_people_are_called_so_where_their_dialogues_are_given() -> None:
 def test_a_figure_says_whose_messages_it_is_about(whose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: dict[str, list] = {}
     monkeypatch.setattr(intents, "draw_panels", lambda panels, path: drawn.update(panels))
-    row = intents.table_row("none", f"drift/{whose}_perplexity", [rate([True])])
-    intents.draw([row], tmp_path / "figure.svg")
-    assert drawn == {f"perplexity of {whose} messages": [row]}
+    metrics = [
+        ("none", f"drift/{whose}_perplexity"),
+        ("intent", "intent/items"),
+        ("all", "game/score"),
+        ("all", "intent/items"),
+    ]
+    rows = [intents.table_row(arm, metric, [rate([True])]) for arm, metric in metrics]
+    intents.draw(rows, tmp_path / "figure.svg")
+    panels = (f"perplexity of {whose} messages", "stated split is the intent's", "score")  # of generated messages alone
+    assert drawn == {panel: [row] for panel, row in zip(panels, rows, strict=False)}
 
 
 def test_intervals_of_shares_end_at_0_and_1() -> None:
@@ -437,6 +458,8 @@ def test_the_study_goes_from_dialogues_to_a_table(
     assert card["run"].startswith("intents-s0@") and card["figures"]["all: game/score"]
     assert card["data"] == "scripted dialogues"
     monkeypatch.setattr(intents, "controlled", None)  # nothing is generated again
+    path = next((tmp_path / "intents").glob("games-*.json"))  # games are, where an earlier version did not measure all
+    write_json(path, {name: each for name, each in json.loads(path.read_text()).items() if name != "followed"})
     intents.main(configure("intents", *small, f"publish={tmp_path}/again"))
     assert (tmp_path / "again" / "table.csv").read_text() == first
     assert csv_rows(tmp_path / "again" / "situations.csv") == told

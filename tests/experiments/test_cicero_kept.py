@@ -12,7 +12,7 @@ import torch
 from experiments import evaluate, train
 from experiments.setup import entrants, players
 from experiments.setup.spec import play_spec
-from experiments.studies import conditions, drift, intents
+from experiments.studies import conditions, drift, intents, intents_models
 from experiments.studies.cells import begin
 from marl.common.errors import UserError
 from marl.common.files import write_json
@@ -48,9 +48,9 @@ def kept_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *settings: str) -> 
             save_policy(args[7], negotiator(), {"game": "dond"})
         return negotiator()
 
-    monkeypatch.setattr(intents, "action_model", action)
-    monkeypatch.setattr(intents, "dialogue_model", talking)
-    monkeypatch.setattr(intents, "annotated", lambda *args: later.add(args[5].name) or ([], {}))
+    monkeypatch.setattr(intents_models, "action_model", action)
+    monkeypatch.setattr(intents_models, "dialogue_model", talking)
+    monkeypatch.setattr(intents_models, "annotated", lambda *args: later.add(args[5].name) or ([], {}))
     monkeypatch.setattr(intents, "annotation", lambda made, place: {})
     monkeypatch.setattr(intents, "situations", lambda made, temperature: [])
     monkeypatch.setattr(intents, "write_json", lambda path, found: later.add(path.name) or write_json(path, found))
@@ -63,7 +63,7 @@ def kept_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *settings: str) -> 
         "intents", f"runs={tmp_path}", f"cells={cells}", "progress=false", "threads=1", "device=cpu", *settings
     )
     spec, place = play_spec(cfg), begin(cfg)
-    made = intents.make_models(0, "", cfg, spec, place)
+    made = intents_models.make_models(0, "", cfg, spec, place)
     intents.of_seed(made, cfg, spec, place)
     return acting, later
 
