@@ -128,7 +128,7 @@ class Step:
     views: Mapping[str, View]
     rewards: Mapping[str, float]
     outcome: dict[str, Any] | None = None  # at the end: `how` it ended, its `winner` or None, and what else is told
-    truncated: bool = False  # the end is a limit that no player is told of
+    truncated: bool = False  # ended by a limit that players do not know of
 
 
 Observations = dict[str, dict[str, Any]]

@@ -47,7 +47,7 @@ from marl.metrics.evaluation import evaluation_to_json, metrics
 from marl.metrics.stats import Metrics
 from marl.metrics.tables import TableRow, write_table
 from marl.report.transcripts import episode_to_json, write_episodes
-from marl.rollout.cast import seats_per_player, turn_about
+from marl.rollout.cast import alternating, seats_per_player
 from marl.rollout.games import env_maker
 from marl.rollout.rollout import Cast, rollout
 from marl.rollout.seeds import EVALUATION, Game, draw_games
@@ -171,7 +171,7 @@ def seat(
     one = voiced(first, voices[0], spec, device, run)
     other = one if itself else voiced(second, voices[1], spec, device, run)
     if not sides:
-        return first, second, turn_about(one, other), spec
+        return first, second, alternating(one, other), spec
     partner = None
     if partner_name and (isinstance(first, ModelAgent) or not is_model(partner_name)):
         partner = find_player(partner_name, spec, device, run)

@@ -12,7 +12,6 @@ import torch
 from experiments.launch.terminal import Bar, say
 from experiments.setup.players import played_as, seat_players
 from experiments.setup.work import Work, computed_with
-from marl.algorithms.filtered_bc import seat_reward
 from marl.common.distributed import ONE, Ranks
 from marl.common.errors import UserError, check_writable
 from marl.common.files import digest, read_text, write_json, write_text
@@ -77,7 +76,7 @@ def warn_if_hopeless(work: Work, episodes: Sequence[Episode]) -> None:
     spec, base = work.spec, work.spec.base
     learner = spec.learners[0]
     turns = [t for e in episodes for t in e.turns if e.players[t.agent] == learner]
-    paid = Counter(seat_reward(e, agent) for e in episodes for agent, name in e.players.items() if name == learner)
+    paid = Counter(e.paid(agent) for e in episodes for agent, name in e.players.items() if name == learner)
     if not turns:
         return
     outgrown = sum(t.outgrown for t in turns) / len(turns)

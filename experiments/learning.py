@@ -55,7 +55,7 @@ def learn(
         optimizer = make_optimizer(shards.split if shards else policy, algo.update)  # at algo.update.learning_rate
         learners.append(Learner(name, policy, base, optimizer, shards))
     trained = {each.name: (each.policy, each.optimizer) for each in learners}
-    past = {seats.beside: copied(policies[seats.player]) for seats in spec.cast.values() if seats.pool}
+    past = {seats.partner_player: copied(policies[seats.player]) for seats in spec.cast.values() if seats.pool}
     frozen = seat_players(
         spec.cast, work.make_env(), spec.env, base, algo, algo.temperature, chat=work.chat, past=past
     )  # fmt: skip
@@ -73,8 +73,8 @@ def learn(
         watch(work, tracker, 0, base, policies, bar, ranks)
     pools = [
         Pool(
-            seats, policies[seats.player], past[seats.beside], spec.folder / "pool", seeds_of(spec).games,
-            after.memory.setdefault(seats.beside, {}),
+            seats, policies[seats.player], past[seats.partner_player], spec.folder / "pool", seeds_of(spec).games,
+            after.memory.setdefault(seats.partner_player, {}),
             {"game": spec.env["game"], "run": spec.folder.name, "learner": seats.player},
         )
         for seats in spec.cast.values()

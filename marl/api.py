@@ -30,7 +30,7 @@ from marl.report.transcripts import episode_to_json
 from marl.report.views import render_text
 from marl.rewards import Reward
 from marl.rewards.speaking import SpeakingReward
-from marl.rollout.cast import Seats, by_role, seats_per_player, turn_about
+from marl.rollout.cast import Seats, alternating, by_role, seats_per_player
 from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import EVALUATION, draw_games
@@ -180,7 +180,7 @@ def play(
     elif isinstance(players, Sequence) and not isinstance(players, str):
         if len(players) != 2:
             raise UserError(f"players: {len(players)} in a list. Give a pair, one player for all, or players by role.")
-        seated = turn_about(*(agent(player, math.ceil(size / 2)) for player in players))
+        seated = alternating(*(agent(player, math.ceil(size / 2)) for player in players))
     else:
         seated = everyone(agent(players, size))
     episodes = rollout(draw_games(seed, EVALUATION, count=n), seated, make_env, concurrency)
@@ -197,7 +197,7 @@ def beliefs(episode: Episode) -> dict[tuple[str, str], np.ndarray]:
     """
     curves: dict[tuple[str, str], np.ndarray] = {}
     for belief in episode.beliefs:  # in order of time
-        curve = curves.setdefault((belief.listener, belief.question.text), np.full(episode.steps + 1, np.nan))
+        curve = curves.setdefault(belief.asked, np.full(episode.steps + 1, np.nan))
         curve[belief.step :] = belief.truth
     return curves
 
@@ -213,7 +213,7 @@ def influence(episode: Episode) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
     for (listener, text), curve in beliefs(episode).items():
         changes = found.setdefault(listener, np.full(len(episode.turns), np.nan))
-        asked = {b.step for b in episode.beliefs if (b.listener, b.question.text) == (listener, text)}
+        asked = {b.step for b in episode.beliefs if b.asked == (listener, text)}
         for u, turn in enumerate(episode.turns):
             if turn.message and turn.agent != listener and turn.step + 1 in asked and min(asked) <= turn.step:
                 change = curve[turn.step + 1] - curve[turn.step]

@@ -112,6 +112,11 @@ class Belief:
     branch: tuple[int, ...] = ()  # of a question beside the stream: its tokens, read behind `position`
 
     @property
+    def asked(self) -> tuple[str, str]:
+        """Who is asked, and what."""
+        return self.listener, self.question.text
+
+    @property
     def truth(self) -> float:
         """Probability of the true answer; if several are true, their sum."""
         return float(self.pooled[self.question.answer_index])
@@ -168,6 +173,10 @@ class Episode:
     facts: dict[str, Any] = field(default_factory=dict)
     privileged: dict[str, tuple[float, ...]] = field(default_factory=dict)
     answers: dict[str, dict[str, str]] = field(default_factory=dict)  # by agent, to questions answered `later`
+
+    def paid(self, agent: str) -> float:
+        """Sums what the environment paid a seat."""
+        return sum(payment.amount for payment in self.payments if payment.agent == agent)
 
     @property
     def outgrown(self) -> bool:
@@ -234,17 +243,10 @@ class TokenBatch:
         new_row = torch.full((self.tokens.shape[0],), -1, dtype=torch.int64)
         new_row[rows] = torch.arange(len(rows))
         asked = (new_row[self.row] >= 0) & (self.position < length)
+        by_question = {name: getattr(self, name)[asked] for name in BY_QUESTION}
+        by_question["row"] = new_row[by_question["row"]]
         by_token = {name: getattr(self, name)[rows, :length] for name in BY_TOKEN}
-        return TokenBatch(
-            **by_token,
-            privileged=self.privileged[rows],
-            row=new_row[self.row[asked]],
-            position=self.position[asked],
-            candidates=self.candidates[asked],
-            answer=self.answer[asked],
-            vote=self.vote[asked],
-            also=self.also[asked],
-        )
+        return TokenBatch(**by_token, privileged=self.privileged[rows], **by_question)
 
     def to(self, device: torch.device) -> TokenBatch:
         return TokenBatch(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
@@ -254,4 +256,6 @@ class TokenBatch:
 BY_TOKEN = ("tokens", "kind", "branch", "position_ids", "decision", "body", "message", "logprobs", "reference_logprobs",
             "values", "rewards", "message_rewards", "advantages", "returns", "imitate", "legal", "plan_ids",
             "plan")  # fmt: skip
+# Fields with an axis N.
+BY_QUESTION = ("row", "position", "candidates", "answer", "vote", "also")
 INSIDERS = (Role.IMPOSTER.value,)  # roles that know the answers to belief questions

@@ -53,7 +53,7 @@ class EvalConfig:
 
     def seating(self, cast: Mapping[str, Seats]) -> dict[str, Seats]:
         """Returns who plays in evaluation, given who plays in training."""
-        settings = {role: dataclasses.asdict(seats.today()) for role, seats in cast.items()}
+        settings = {role: dataclasses.asdict(seats.without_pool()) for role, seats in cast.items()}
         for role, changes in self.cast.items():
             settings[role] = {**settings.get(role, {}), **changes}
         found = cast_of(settings, "eval.cast")

@@ -35,7 +35,8 @@ from marl.agents.model import ModelAgent
 from marl.common.errors import UserError, check_sizes, prefixed
 from marl.common.files import reading
 from marl.intents.agent import CICERO
-from marl.model.policy import Policy, longest_stream
+from marl.model.loading import longest_stream
+from marl.model.policy import Policy
 from marl.planning.planner import SUFFIX
 from marl.pretraining.base import base_policy
 from marl.rollout.cast import Seats, by_role

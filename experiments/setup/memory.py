@@ -27,8 +27,8 @@ from marl.decoding.probes import size_of
 from marl.intents.agent import ACTION
 from marl.intents.claims import MOST
 from marl.losses import any_reads
+from marl.model.loading import check_context, load_config, load_tokenizer
 from marl.model.lora import adapter_bytes
-from marl.model.policy import check_context, load_config, load_tokenizer
 from marl.planning.planner import SLOTS
 from marl.pretraining.config import ModelConfig
 from marl.rollout.cast import players_of

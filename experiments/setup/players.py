@@ -30,8 +30,9 @@ from marl.intents.among_us_agent import TableAgent
 from marl.intents.claims import MOST
 from marl.intents.press_agent import PressAgent
 from marl.intents.streams import TOLD
+from marl.model.loading import load_config
 from marl.model.lora import adapter_bytes, read_adapter
-from marl.model.policy import Policy, load_config
+from marl.model.policy import Policy
 from marl.planning.planner import GAMES as PLANNED
 from marl.planning.planner import SLOTS, SUFFIX, PlannerConfig, planning_agent
 from marl.rollout.cast import LEARNERS, PAST, Seats, players_of, seats_per_player
@@ -374,7 +375,7 @@ def check_players(cast: Mapping[str, Seats], env: Mapping[str, Any], table: Any)
                 if other != name:
                     raise UserError(f"{name} and {other} would be called the same in transcripts; rename a folder")
             except UserError as error:
-                role = next(role for role, seats in cast.items() if name in (seats.player, seats.beside))
+                role = next(role for role, seats in cast.items() if name in (seats.player, seats.partner_player))
                 raise UserError(
                     f"cast.{role}: {name} is none of learner, rival, base, chat, a finished run or a scripted player. "
                     f"{error}"

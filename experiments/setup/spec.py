@@ -37,7 +37,7 @@ from marl.model.lora import AdapterConfig
 from marl.planning.planner import PlannerConfig
 from marl.pretraining.config import BaseConfig, ModelConfig
 from marl.rewards import Reward
-from marl.rollout.cast import Seats, learners_of, players_of, written
+from marl.rollout.cast import Seats, cast_settings, learners_of, players_of
 from marl.rollout.games import env_maker, scripted, without_later
 from marl.storage.checkpoint import CheckpointConfig
 from marl.storage.folder import ELSEWHERE
@@ -237,7 +237,7 @@ def play_spec(cfg: DictConfig, players: Sequence[str] = (), partners: bool = Fal
     """
     settings = plain(cfg)
     common = common_settings(settings)
-    common["cast"] = {role: seats.today() for role, seats in common["cast"].items()}
+    common["cast"] = {role: seats.without_pool() for role, seats in common["cast"].items()}
     beside = [seats.partner for seats in common["cast"].values() if partners and seats.partners]
     chats = CHAT in (*players, *beside)
     return PlaySpec(
@@ -314,7 +314,7 @@ def identity(settings: Mapping[str, Any], chats: bool = False) -> dict[str, Any]
     found = {name: value for name, value in settings.items() if name not in ELSEWHERE}
     found["device"] = str(found["device"]).partition(":")[0]
     found["env"] = without_later(found["env"])
-    found["cast"] = {role: written(seats) for role, seats in found["cast"].items()}
+    found["cast"] = {role: cast_settings(seats) for role, seats in found["cast"].items()}
     for part in ("reward", "loss"):
         found[part] = {name: switched_on(term) for name, term in found[part].items() if term is not None}
     found["model"] = switched_on(found["model"])

@@ -9,7 +9,8 @@ from experiments.setup.config import cast_of
 from experiments.setup.players import policy_folder
 from marl.common.errors import UserError
 from marl.common.files import read_json, reading
-from marl.model.policy import Policy, read_tensors
+from marl.model.loading import read_tensors
+from marl.model.policy import Policy
 from marl.rollout.cast import learners_of
 from marl.storage.checkpoint import (
     UNFIT,

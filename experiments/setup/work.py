@@ -32,8 +32,8 @@ from marl.agents.chat import CHAT, ChatAgent
 from marl.common.errors import UserError
 from marl.common.files import digest, reading
 from marl.intents.agent import ACTION
+from marl.model.loading import load_config, load_tokens
 from marl.model.lora import AdapterConfig, adapter_bytes, read_adapter
-from marl.model.policy import load_config, load_tokens
 from marl.pretraining.base import base_folder, base_settings
 from marl.pretraining.corpus import data_files
 from marl.rollout.cast import LEARNERS, PAST, players_of

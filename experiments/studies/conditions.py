@@ -61,7 +61,7 @@ from marl.metrics.wording import ARM_ORDER, ARMS, WORDING
 from marl.model.policy import Policy
 from marl.planning.planner import GAMES as PLANNED
 from marl.planning.planner import SLOTS, SUFFIX, PlannerConfig, planning_agent
-from marl.rollout.cast import LEARNERS, Seats, by_role, learners_of, players_of, seats_per_player, written
+from marl.rollout.cast import LEARNERS, Seats, by_role, cast_settings, learners_of, players_of, seats_per_player
 from marl.rollout.games import env_maker, file_digests
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import EVALUATION, draw_games
@@ -343,7 +343,7 @@ def cell_of(entrant: Entrant, name: str, condition: Condition, cfg: DictConfig, 
         "format": FORMAT,
         "env": env,
         **file_digests(env),
-        "cast": {role: written(held) for role, held in seating.items()},
+        "cast": {role: cast_settings(held) for role, held in seating.items()},
         "voices": voices,
         "players": {who: identity_of(who, entrant) for who in (*players_of(seating), *voices.values())},
         "temperature": temperature,

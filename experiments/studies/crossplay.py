@@ -56,7 +56,7 @@ from marl.decoding.probes import size_of
 from marl.intents.agent import CICERO
 from marl.metrics.stats import Floats, Interval, Metrics, bootstrap_mean, paired_difference, wilson
 from marl.metrics.tables import format_table, write_csv
-from marl.model.policy import load_tokenizer
+from marl.model.loading import load_tokenizer
 from marl.planning.planner import SUFFIX
 from marl.report.figures import heat_map, save_figure
 from marl.rollout.games import env_maker, file_digests

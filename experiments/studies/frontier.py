@@ -46,7 +46,7 @@ from marl.decoding.memory import Slots
 from marl.learning.batch import collate
 from marl.learning.config import UpdateConfig
 from marl.learning.forward import forward
-from marl.learning.micro_batches import micro_batches
+from marl.learning.micro_batches import passes
 from marl.losses import Outputs
 from marl.metrics.stats import Interval, bootstrap_mean
 from marl.metrics.tables import ArmRun, TableRow, ablation_table, figures_by_arm, format_table, read_table, write_table
@@ -56,7 +56,7 @@ from marl.planning.planner import SLOTS, Decision, PlannerConfig, Reader, planni
 from marl.pretraining.base import base_policy
 from marl.pretraining.corpus import human_row
 from marl.report.figures import HALF, paper_colours, save_figure, style_axes
-from marl.rollout.cast import turn_about
+from marl.rollout.cast import alternating
 from marl.rollout.games import env_maker, file_digests, scripted
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import EVALUATION, draw_games
@@ -337,7 +337,7 @@ def against(
         other = scripted("dond", "" if opponent == "scripted" else opponent)
     bar.stage(f"{entrant.arm} v {opponent}", cfg.games)
     drawn = draw_games(cfg.seed, EVALUATION, count=cfg.games)
-    episodes = rollout(drawn, turn_about(player, other), env_maker(env), limits.concurrency, bar.advance)
+    episodes = rollout(drawn, alternating(player, other), env_maker(env), limits.concurrency, bar.advance)
     bar.stage(f"{entrant.arm} v {opponent}: plans", len(episodes))
     anchor = Reader(entrant.policy, parts.algo.context, 1.0)
     arms: Arms = {arm: {"game/score": [], "game/agreement": []} for arm in entrant.arms}
@@ -434,8 +434,7 @@ def human_situations(
 def believed(policy: Policy, batch: TokenBatch) -> list[list[Floats]]:
     """The policy's answers to each row's belief questions, in order."""
     found: list[list[Floats]] = [[] for _ in range(batch.shape[0])]
-    for rows in micro_batches(batch, torch.arange(batch.shape[0]), UpdateConfig().token_budget):
-        part = batch.select(rows).to(policy.device)
+    for part, rows in passes(policy, batch, UpdateConfig().token_budget):
         outputs: Outputs = forward(policy, part, 1.0, {"beliefs": False})
         for row, answer in zip(part.row.tolist(), outputs.beliefs.double().exp().cpu().numpy(), strict=True):
             found[int(rows[row])].append(answer)

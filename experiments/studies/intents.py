@@ -70,7 +70,7 @@ from marl.metrics.drift import likelihood, retold
 from marl.metrics.stats import Interval, Metrics, bootstrap_mean, bootstrap_ratio, rate
 from marl.metrics.tables import TableRow, read_table, write_csv, write_table
 from marl.report.transcripts import write_episodes
-from marl.rollout.cast import turn_about
+from marl.rollout.cast import alternating
 from marl.rollout.games import env_maker
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import EVALUATION, draw_games
@@ -380,7 +380,7 @@ def games_of(
         other = text_agent(partner, {"game": "dond"})
     place.bar.stage(f"seed {made.seed}: {arm} v {partner}", cfg.games)
     games = draw_games(cfg.seed, EVALUATION, count=cfg.games)
-    cast = turn_about(agent, other)
+    cast = alternating(agent, other)
     episodes = rollout(games, cast, env_maker(made.env), limits.concurrency, place.bar.advance)
     place.bar.close()
     say_refusals(agent, other)

@@ -44,7 +44,7 @@ from marl.common.errors import UserError, prefixed
 from marl.decoding.memory import Slots, check_memory
 from marl.decoding.probes import size_of
 from marl.intents.agent import CICERO, PARTS, CiceroConfig
-from marl.model.policy import longest_stream
+from marl.model.loading import longest_stream
 from marl.planning.planner import GAMES as PLANNED
 from marl.planning.planner import SUFFIX, PlannerConfig
 from marl.rollout.cast import learners_of

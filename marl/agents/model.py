@@ -16,7 +16,7 @@ from marl.decoding.engine import Engine
 from marl.decoding.packing import groups_within
 from marl.decoding.passes import Branch
 from marl.decoding.sampling import uniforms
-from marl.model.policy import Policy, check_half, half, take_weights
+from marl.model.policy import Policy, bf16_copy, check_bf16, padded, take_weights
 from marl.model.sharding import is_split
 from marl.model.tokens import Asked, StreamWriter
 from marl.types import Belief, Kind, Stream
@@ -77,9 +77,9 @@ class ModelAgent:
         """
         self.name, self.tokens, self.style = name, policy.tokens, style
         self.original = policy if bf16 else None
-        self.policy = half(policy) if bf16 else policy
+        self.policy = bf16_copy(policy) if bf16 else policy
         if bf16 and not is_split(policy):
-            check_half(self.policy)
+            check_bf16(self.policy)
         self.engine = Engine(self.policy, slots, context, None if is_split(policy) else policy.lm)
         if self.engine.uncached:
             warnings.warn(
@@ -165,7 +165,7 @@ class ModelAgent:
             seat.legal = seat.view.cue(r.options)
         needed = int(r.turn != TurnKind.WAIT)  # at least a token of a reply
         end = self.engine.context + needed - self._free(seat)
-        if not self.engine.goes_back:  # branches are read in the slot
+        if not self.engine.can_branch_back:  # branches are read in the slot
             end = max([end, *(each.position + 1 + len(each.branch) for each in seat.view.asked[asked:])])
         if end > self.engine.context:
             if not length:
@@ -203,7 +203,7 @@ class ModelAgent:
         """Runs one forward pass over the unread tokens of these seats; answers questions; samples a token if owed."""
         seats = sorted((self._seats[key] for key in keys), key=lambda s: s.slot)
         chunks = [self._unread(seat) for seat in seats]
-        beside = {} if self.engine.goes_back else self._answer_beside(seats)  # before states move on
+        beside = {} if self.engine.can_branch_back else self._answer_beside(seats)  # before states move on
         hidden = self.engine.read([seat.slot for seat in seats], chunks)  # (N, D)
         beside = beside or self._answer_beside(seats)
         ends = np.cumsum([len(chunk) for chunk in chunks])
@@ -281,9 +281,7 @@ class ModelAgent:
     def _believe(self, asked: Sequence[Asked], states: torch.Tensor) -> dict[int, np.ndarray]:
         """Answers questions from the states (Q, D) that they end in: a softmax over the candidates of each."""
         logits = self.policy.logits(states)  # (Q, V)
-        width = max(len(each.candidate_ids) for each in asked)
-        padded = [[*each.candidate_ids, *[-1] * (width - len(each.candidate_ids))] for each in asked]
-        candidates = torch.tensor(padded, device=logits.device)
+        candidates = padded([each.candidate_ids for each in asked]).to(logits.device)
         scores = logits.gather(1, candidates.clamp_min(0)).masked_fill(candidates < 0, -torch.inf)  # (Q, K)
         probs = scores.double().softmax(-1).cpu().numpy()
         return {id(each): row[: len(each.candidate_ids)] for each, row in zip(asked, probs, strict=True)}

@@ -41,7 +41,8 @@ def train_filtered_bc(training: Training, config: FilteredBCConfig) -> None:
     """Trains the one learner in place by imitation of its best games; a round with nothing to keep changes nothing."""
     (learner,) = training.learners
     agent = model_agent(learner.name, learner.policy, config, training.seats(learner), config.temperature)
-    zero_sum = competitive(training.make_env())
+    zero_sum = is_zero_sum(training.make_env())
+    votes = any_needs(training.losses, "votes")
     for iteration in training.iterations(config, {learner.name: agent}):
         episodes = add_rewards(iteration.rollout(), training.rewards)  # measured only: `select` reads the payments
         rows = rows_of(episodes, {learner.name})
@@ -49,35 +50,30 @@ def train_filtered_bc(training: Training, config: FilteredBCConfig) -> None:
         kept = [without_errors(row) for row, good in zip(rows, flags, strict=True) if good]
         iteration.add({"filter/kept": len(kept) / max(len(rows), 1)}, learner)
         if kept:
-            iteration.update(learner, collate(kept, {}, votes=any_needs(training.losses, "votes")))
+            iteration.update(learner, collate(kept, {}, votes=votes))
         iteration.finish(episodes)
 
 
-def select(rows: Sequence[Row], keep: str, competitive: bool) -> list[bool]:
+def select(rows: Sequence[Row], keep: str, zero_sum: bool) -> list[bool]:
     """Marks the rows to imitate, by what the game paid them.
 
-    `keep`: `above_mean` (strictly above the mean of all rows), `nonzero`, `all`. `competitive`: also marks both sides
-    of valid deals that paid neither anything.
+    `keep`: `above_mean` (strictly above the mean of all rows), `nonzero`, `all`. `zero_sum`: also marks both sides of
+    valid deals that paid neither anything.
     """
     if not rows:
         return []
-    paid = np.array([seat_reward(episode, agent) for episode, agent in rows])
+    paid = np.array([episode.paid(agent) for episode, agent in rows])
     kept = {"above_mean": paid > paid.mean(), "nonzero": paid != 0, "all": np.ones(len(rows), bool)}[keep]
-    return [bool(good) or (competitive and drawn(e)) for (e, _), good in zip(rows, kept, strict=True)]
+    return [bool(good) or (zero_sum and even_deal(e)) for (e, _), good in zip(rows, kept, strict=True)]
 
 
-def seat_reward(episode: Episode, agent: str) -> float:
-    """Sums what the game paid a seat."""
-    return sum(p.amount for p in episode.payments if p.agent == agent)
+def even_deal(episode: Episode) -> bool:
+    """Tells whether a game ended in a valid deal that paid nobody anything."""
+    return bool(episode.outcome.get("deal")) and not any(map(episode.paid, episode.players))
 
 
-def drawn(episode: Episode) -> bool:
-    """Tells whether a game ended in a valid deal in which both sides scored 0."""
-    return bool(episode.outcome.get("deal")) and not any(seat_reward(episode, agent) for agent in episode.players)
-
-
-def competitive(env: Any) -> bool:
-    """Tells whether a game is strictly competitive."""
+def is_zero_sum(env: Any) -> bool:
+    """Tells whether what one player of a game wins the other loses."""
     return getattr(env, "objective", 0.0) == -1
 
 

@@ -21,20 +21,18 @@ POOL = 5  # a part of an iteration's seed
 
 @dataclass
 class Pool:
-    """The past selves of `seats.player`, whose policy is `learner`. `policy` plays, with the weights of the drawn one.
+    """The past selves of the learner `seats.player`.
 
-    `folder` holds the past selves as policies, which `card` describes. `memory` counts the games and wins of each;
-    checkpoints keep it. An iteration follows from `seed`, its number and `memory`, so a resumed run equals one that was
-    never stopped.
+    An iteration follows from `seed`, its number and `memory`, so a resumed run equals one that was never stopped.
     """
 
     seats: Seats
     learner: Policy
-    policy: Policy
-    folder: Path
+    policy: Policy  # plays, with the weights of the past self that was drawn
+    folder: Path  # keeps the past selves as policies
     seed: int
-    memory: dict[str, float]
-    card: Mapping[str, Any]
+    memory: dict[str, float]  # games and wins of each past self; checkpoints keep it
+    card: Mapping[str, Any]  # describes the policies that are kept
     drawn: int = field(default=0, init=False)  # iterations that the drawn one had learned for
 
     def place(self, iteration: int) -> Path:
@@ -65,14 +63,11 @@ class Pool:
     def note(self, episodes: Sequence[Episode]) -> None:
         """Counts the games of the past self, and those in which its seats were paid more than the others."""
         for episode in episodes:
-            own = {agent for agent, player in episode.players.items() if player == self.seats.beside}
+            own = {agent for agent, player in episode.players.items() if player == self.seats.partner_player}
             if not own or len(own) == len(episode.players):
                 continue
-            paid = dict.fromkeys(episode.players, 0.0)
-            for payment in episode.payments:
-                paid[payment.agent] += payment.amount
-            theirs = np.mean([amount for agent, amount in paid.items() if agent not in own])
-            won = float(np.mean([paid[agent] for agent in own]) > theirs)
+            theirs = np.mean([episode.paid(agent) for agent in episode.players if agent not in own])
+            won = float(np.mean([episode.paid(agent) for agent in own]) > theirs)
             for name, amount in (("games", 1.0), ("wins", won)):
                 key = f"{self.drawn}/{name}"
                 self.memory[key] = self.memory.get(key, 0.0) + amount

@@ -1,7 +1,7 @@
 """PPO with listening and speaking: from games to a gradient.
 
 Play games with the policy; pay each turn and each message; lay every seat's stream out as a row; compute advantages by
-GAE, or without a critic (`learning/estimators/`), and credit messages; step on the sum of the losses (policy, value,
+GAE, or without a critic (`learning/estimators.py`), and credit messages; step on the sum of the losses (policy, value,
 listening, ...). `training.py` has what the loops share: drawing games, seeds, learning rate, metrics. Left out: where
 the base comes from, evaluation, checkpoints.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from marl.agents.model import ModelAgent, model_agent
-from marl.algorithms.filtered_bc import KEEPS, competitive, select
+from marl.algorithms.filtered_bc import KEEPS, is_zero_sum, select
 from marl.algorithms.training import TrainConfig, Training
 from marl.common.errors import UserError, check_choices, check_range
 from marl.intents.agent import told_agent
@@ -26,24 +26,17 @@ from marl.rewards import add_rewards
 
 @dataclass(frozen=True)
 class PPOConfig(TrainConfig):
-    """Settings of PPO.
-
-    `imitate`: the games that an imitation loss learns from. `alternate`: with two learners, each learns for so many
-    iterations while the other is frozen (0: both always learn). `planner`: how plans are made for a loss that reads
-    them; plans are only recorded, the policy's own samples are played.
-    `advantage`: gae, with a critic, or one of `learning/estimators/`. `group`: plays of each start, among the `games`.
-    `scale`: whether grpo divides by the group's standard deviation. `intents`: a folder of
-    `experiments.studies.intents`, whose action model plans the intent that learners read before each reply; None: none.
-    """
+    """Settings of PPO."""
 
     anneal_lr: bool = True  # the learning rate falls linearly to 0 over the iterations
-    alternate: int = 0
-    imitate: str = "above_mean"
-    advantage: str = "gae"
-    group: int = 1
-    scale: bool = True
-    intents: str | None = None
+    alternate: int = 0  # two learners take turns, each learning for so many iterations; 0: both always learn
+    imitate: str = "above_mean"  # the games that an imitation loss learns from (`filtered_bc.select`)
+    advantage: str = "gae"  # with a critic, or one without (`learning/estimators.py`)
+    group: int = 1  # plays of each start, among the `games`
+    scale: bool = True  # grpo divides by the group's standard deviation
+    intents: str | None = None  # folder of `experiments.studies.intents`, whose action model plans what learners intend
     credit: Credit = field(default_factory=Credit)
+    # For a loss that reads plans. They are only recorded: the policy's own samples are played.
     planner: PlannerConfig = field(default_factory=lambda: PlannerConfig(choose="own"))
 
     def __post_init__(self) -> None:
@@ -59,8 +52,8 @@ class PPOConfig(TrainConfig):
     def check_advantage(self) -> None:
         """Raises UserError for settings that the estimator does not read, or groups that it cannot compare."""
         name = self.advantage
-        if self.group < 1 or (self.group == 1 and name in GROUPED):
-            least = 2 if name in GROUPED else 1
+        least = 2 if name in GROUPED else 1
+        if self.group < least:
             raise UserError(
                 f"algo.group={self.group}: algo.advantage={name} compares plays of one start; must be at least {least}"
             )
@@ -78,7 +71,8 @@ class PPOConfig(TrainConfig):
 def train_ppo(training: Training, config: PPOConfig) -> None:
     """Trains the learners in place."""
     agents = {learner.name: player(learner, training, config) for learner in training.learners}
-    zero_sum = competitive(training.make_env())  # then a deal that pays neither player may be imitated
+    zero_sum = is_zero_sum(training.make_env())  # then a deal that pays neither player may be imitated
+    votes = any_needs(training.losses, "votes")
     for iteration in training.iterations(config, agents):
         episodes = iteration.rollout()  # also answers the belief questions
         episodes = add_rewards(episodes, training.rewards)  # fills turn.rewards by name
@@ -87,7 +81,6 @@ def train_ppo(training: Training, config: PPOConfig) -> None:
             if not rows:  # a rare partner may hold no seat in these games
                 continue
             kept = select(rows, config.imitate, zero_sum)  # what an imitation loss may learn from
-            votes = any_needs(training.losses, "votes")
             batch = collate(rows, training.rewards, imitate=kept, votes=votes)  # the only masks
             baselines = None  # the critic's values
             if config.advantage != "gae":
@@ -101,18 +94,13 @@ def train_ppo(training: Training, config: PPOConfig) -> None:
 
 
 def player(learner: Learner, training: Training, config: PPOConfig) -> ModelAgent:
-    """Makes a learner's player. With `intents` it reads intents. If a loss reads plans, it plays as without them, and
-    records what it would have planned."""
-    seats = training.seats(learner)
+    """Makes a learner's player: one that reads intents, one that records plans for a loss, or a plain one."""
+    given = (learner.name, learner.policy, config, training.seats(learner), config.temperature)
     if config.intents:
-        folder, how = Path(config.intents), config.cicero
-        return told_agent(learner.name, learner.policy, config, seats, config.temperature, folder, how)
-    if not any_reads(training.losses, "planned"):
-        return model_agent(learner.name, learner.policy, config, seats, config.temperature)
-    return planning_agent(
-        learner.name, learner.policy, config, seats, config.temperature, config.planner, training.game,
-        learner.reference,
-    )  # fmt: skip
+        return told_agent(*given, Path(config.intents), config.cicero)
+    if any_reads(training.losses, "planned"):
+        return planning_agent(*given, config.planner, training.game, learner.reference)
+    return model_agent(*given)
 
 
 def learning(learners: Sequence[Learner], alternate: int, iteration: int) -> Sequence[Learner]:

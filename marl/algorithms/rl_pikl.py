@@ -58,6 +58,7 @@ def train_rl_pikl(training: Training, config: RLPiklConfig) -> None:
         training.game, learner.reference,
     )  # fmt: skip
     paid = {name: reward for name, reward in training.rewards.items() if not credits_messages(reward)}
+    votes = any_needs(training.losses, "votes")
     returns = Credit(gamma=config.gamma, gae_lambda=1.0)  # discounted sums of later payments
     for iteration in training.iterations(config, {learner.name: agent}):
         episodes = add_rewards(iteration.rollout(), training.rewards)
@@ -66,7 +67,6 @@ def train_rl_pikl(training: Training, config: RLPiklConfig) -> None:
             valued = add_rewards([as_expected(episode) for episode in episodes], paid)
         rows = rows_of(valued, {learner.name})
         if rows:  # a learner that is a rare partner may hold no seat
-            votes = any_needs(training.losses, "votes")
             batch = add_advantages(collate(rows, paid, votes=votes, drawn_from_plans=True), paid, returns)
             if config.value == "plan" and training.game == "among_us":
                 batch = expected_votes(batch, rows)

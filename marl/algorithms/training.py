@@ -42,29 +42,26 @@ class TrainConfig(PlayConfig):
 
 @dataclass(frozen=True)
 class Training:
-    """A training run: who learns, in which games, from which terms.
-
-    `cast` says who plays each role; `frozen` are the players in it that don't learn. `start`: the first iteration,
-    0-based. `after` gets each finished iteration's number (from 1), metrics (a second learner's begin with its name)
-    and episodes: it logs, evaluates, saves. `rename`: see `update`. `memory`: what is learned
-    besides the weights, by learner; checkpoints keep it. `pools`: past selves of learners in the cast.
-    """
+    """A training run: who learns, in which games, from which terms."""
 
     learners: Sequence[Learner]
     game: str
     make_env: Callable[[], Any]
-    cast: Mapping[str, Seats]
-    frozen: Mapping[str, Agent]
+    cast: Mapping[str, Seats]  # who plays each role
+    frozen: Mapping[str, Agent]  # players of the cast that don't learn
     rewards: Mapping[str, Reward]
     losses: Mapping[str, Loss]
     seeds: Seeds
+    # Logs, evaluates and saves a finished iteration: its number (from 1), metrics and episodes.
     after: Callable[[int, dict[str, float], Sequence[Episode]], None]
-    start: int = 0
+    start: int = 0  # the first iteration, 0-based
     progress: Progress = field(default_factory=Progress)
-    rename: Renaming | None = None
+    rename: Renaming | None = None  # see `update`
     ranks: Ranks = ONE
-    memory: dict[str, dict[str, float]] = field(default_factory=dict)
-    pools: Sequence[Pool] = ()
+    memory: dict[str, dict[str, float]] = field(
+        default_factory=dict
+    )  # of learners, besides weights; checkpoints keep it
+    pools: Sequence[Pool] = ()  # past selves of learners in the cast
 
     def seats(self, learner: Learner) -> int:
         """Counts the seats of a game that a learner may hold at most."""

@@ -19,10 +19,11 @@ from marl.common.errors import UserError
 from marl.decoding.cache import NotCacheable, SlotCache, slot_cache
 from marl.decoding.graphs import Writer
 from marl.decoding.passes import Branch, WholeStreams, one_pass, pass_beside
-from marl.decoding.probes import check_slots, continues
+from marl.decoding.probes import check_slots, reads_chunks
 from marl.decoding.sampling import draw
 from marl.model.branches import takes_masks
-from marl.model.policy import Policy, check_context, choice_logits
+from marl.model.loading import check_context
+from marl.model.policy import Policy, padded
 from marl.model.sharding import is_split
 
 STRETCH = 128  # captured steps reach into slots by multiples of this
@@ -44,7 +45,7 @@ class Engine:
         self.uncached = ""  # why there is no cache, if so
         try:
             self.cache = slot_cache(policy.lm, slots, context)
-            self._continues = not self.cache.states or continues(lm)
+            self._reads_chunks = not self.cache.states or reads_chunks(lm)
             if self.cache.states:
                 with torch.no_grad():  # makes the states of all slots: first games are computed like later ones
                     one_pass(policy.lm, self.cache, np.array([0]), np.array([0]), [[0]])
@@ -52,11 +53,11 @@ class Engine:
             elif not is_split(policy):
                 check_slots(lm)
         except NotCacheable as reason:
-            self.cache, self._continues, self.uncached = WholeStreams(slots), True, str(reason)
+            self.cache, self._reads_chunks, self.uncached = WholeStreams(slots), True, str(reason)
         self.lengths = np.zeros(slots, dtype=np.int64)
         self._free = list(range(slots))  # a heap: the lowest free slot is taken, whatever was freed before
         self.tokens_read = 0
-        self.few_shapes = policy.device.type == "cuda"  # of `write`'s steps, since each is captured; tests set it, too
+        self.fixed_shapes = policy.device.type == "cuda"  # of `write`'s steps: each is captured. Tests set it, too
         self._writers: dict[tuple[int, int, float], Writer] = {}  # by shape
         self._captured_at: tuple[int, ...] = ()
         self._pool: Any = None  # of the graphs' memory
@@ -68,7 +69,7 @@ class Engine:
         return isinstance(self.cache, SlotCache) and not self.cache.states
 
     @cached_property
-    def goes_back(self) -> bool:
+    def can_branch_back(self) -> bool:
         """Tells whether a branch can go on from a token before the last: not from a state, nor without masks."""
         return isinstance(self.cache, WholeStreams) or (not self.cache.states and takes_masks(self._tried_on))
 
@@ -112,9 +113,9 @@ class Engine:
     def read_beside(self, slots: Sequence[int], branches: Sequence[Sequence[Branch]]) -> Tensor:
         """Reads branches of these slots' streams, which stay as they are. Slots must be distinct, branches not empty.
 
-        Unless the engine `goes_back`, branches go on from the end of what is read, and each must fit into its slot.
-        Returns hidden states (Q, D) of the Q branches' last tokens, slot behind slot. UserError where a branch goes
-        beyond what the model reads.
+        Unless the engine `can_branch_back`, branches go on from the end of what is read, and each must fit into its
+        slot. Returns hidden states (Q, D) of the Q branches' last tokens, slot behind slot. UserError where a branch
+        goes beyond what the model reads.
         """
         rows = np.asarray(slots, dtype=np.int64)
         longest = max(start + len(ids) for own in branches for start, ids in own)
@@ -124,7 +125,7 @@ class Engine:
                 f"reads up to {self.policy.context}. Lower model.context by {longest - self.policy.context}, or more."
             )
         assert all(start <= self.lengths[r] for r, own in zip(rows, branches, strict=True) for start, _ in own)
-        if not self.goes_back:
+        if not self.can_branch_back:
             return self._read_and_restore(rows, branches)
         self.tokens_read += sum(len(ids) for own in branches for _, ids in own)
         if isinstance(self.cache, WholeStreams):
@@ -165,7 +166,7 @@ class Engine:
 
     def _piece(self, start: np.ndarray, left: np.ndarray) -> tuple[np.ndarray, int]:
         """Chooses which rows to read next, and how many tokens of each, where `left` (R,) are unread after `start`."""
-        if self._continues:
+        if self._reads_chunks:
             size = 1 << (int(left.max()).bit_length() - 1)  # the largest power of two: few passes, whatever the lengths
             return np.flatnonzero(left >= size), size
         new = (start == 0) & (left > 0)
@@ -238,19 +239,10 @@ class Engine:
         cumulative distribution, so that a row's sample does not depend on other rows. Returns ids (R,) and their
         log-probabilities (R,) under the sampled distribution.
         """
-        logits = self.policy.logits(hidden)
         greedy, temperature = temperature == 0, temperature or 1.0
-        width, least = max(map(len, legal)), min(map(len, legal))
-        if width:
-            padded = torch.tensor([[*ids, *[-1] * (width - len(ids))] for ids in legal], device=logits.device)
-        if least:  # nobody speaks
-            shaped = choice_logits(logits, padded, temperature)
-        else:
-            shaped = self.policy.speech_logits(logits, temperature)
-            if width:
-                chosen = torch.tensor([bool(ids) for ids in legal], device=logits.device)
-                shaped[chosen] = choice_logits(logits[chosen], padded[chosen], temperature)
-        ids, found = draw(shaped.log_softmax(-1), None if greedy else torch.from_numpy(uniform).to(logits.device))
+        is_choice = torch.tensor([bool(ids) for ids in legal], device=hidden.device)
+        shaped = self.policy.reply_logits(hidden, is_choice, padded(legal).to(hidden.device), temperature)
+        ids, found = draw(shaped.log_softmax(-1), None if greedy else torch.from_numpy(uniform).to(shaped.device))
         return ids.cpu().numpy(), found.cpu().numpy()
 
     @torch.no_grad()
@@ -268,9 +260,9 @@ class Engine:
         self._check_room(start, start + 1)
         allowed = np.minimum(np.minimum(left, steps), self.context - start)
         size, end = len(rows), int((start + allowed).max())
-        if self.few_shapes:
+        if self.fixed_shapes:
             far = min(-(-end // STRETCH) * STRETCH, self.context)
-            writer = self._kept(1 << (size - 1).bit_length(), far, temperature)
+            writer = self._writer_for(1 << (size - 1).bit_length(), far, temperature)
         else:
             writer = Writer(self.policy, self.cache, size, end, temperature)
         sampled, logprobs, counts = writer.write(rows, np.asarray(ids), start, allowed, uniform)
@@ -279,7 +271,7 @@ class Engine:
         each = list(zip(sampled.tolist(), logprobs.tolist(), counts.tolist(), strict=True))
         return [own[:count] for own, _, count in each], [own[:count] for _, own, count in each]
 
-    def _kept(self, size: int, end: int, temperature: float) -> Writer:
+    def _writer_for(self, size: int, end: int, temperature: float) -> Writer:
         """The writer of this shape: a new one if there is none yet, or parameters have moved since it was captured."""
         assert isinstance(self.cache, SlotCache)
         there = tuple(tensor.data_ptr() for tensor in (*self.policy.parameters(), *self.policy.buffers()))

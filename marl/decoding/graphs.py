@@ -8,7 +8,7 @@ from torch import Tensor
 
 from marl.common.errors import UserError
 from marl.decoding.cache import SlotCache
-from marl.decoding.passes import on_device
+from marl.decoding.passes import run_model
 from marl.decoding.sampling import draw
 from marl.model.policy import Policy
 
@@ -41,7 +41,7 @@ class Writer:
         padding = torch.full_like(self.positions, self.cache.context)
         self.cache.at(self.slots, torch.where(alive, self.positions, padding)[:, None], self.end, None)
         query = torch.where(alive, self.positions, 0)[:, None]
-        hidden = on_device(self.policy.lm, self.cache, self.ids[:, None], query)[:, 0]  # (R, D)
+        hidden = run_model(self.policy.lm, self.cache, self.ids[:, None], query)[:, 0]  # (R, D)
         shaped = self.policy.speech_logits(self.policy.logits(hidden), self.temperature or 1.0)
         ids, logprobs = draw(shaped.log_softmax(-1), None if self.temperature == 0 else self.uniform)
         self.ids.copy_(ids)

@@ -141,24 +141,20 @@ def learning_bytes(
     config: PreTrainedConfig, *, rows: int, length: int, replies: int, bf16: bool = False,
     gradient_checkpointing: bool = False, beside: bool = False, split: bool = False,
 ) -> int:  # fmt: skip
-    """Bytes that an update's pass over rows of this length takes, of which `replies` tokens each are scored.
+    """Bytes that an update's pass over rows of this length takes; `replies` tokens of each row are scored.
 
     A layer's gradients take about as much as its activations. Right within a fifth on a CPU. `beside`: questions stand
     behind the rows, which are then up to twice as long, and attention has a mask. `split`: the model's parameters are
     shared among ranks, and all logits are made at once.
     """
-    if beside:
-        whole = learning_bytes(
-            config, rows=rows, length=2 * length, replies=replies, bf16=bf16,
-            gradient_checkpointing=gradient_checkpointing, split=split,
-        )  # fmt: skip
-        return whole + rows * (2 * length) ** 2 * 3 * 4  # the mask, and what it is made of
+    length = 2 * length if beside else length
+    mask = rows * length**2 * 3 * 4 if beside else 0  # and what it is made of
     shape, tokens = Shape(config), rows * length
     layer = 6 * shape.hidden + 4 * shape.inner + 4 * shape.queries + 4 * shape.keys
     kept = 3 * shape.layers * shape.hidden + 2.4 * layer if gradient_checkpointing else (shape.layers + 1) * layer
     size = 2.6 if bf16 else 4  # norms and sums stay in float32
     logits = rows * replies * shape.vocabulary
-    return round(tokens * kept * size + (logits if split else min(logits, MOST_LOGITS)) * 4 * 5)
+    return round(tokens * kept * size + (logits if split else min(logits, MOST_LOGITS)) * 4 * 5) + mask
 
 
 def readable(size: int) -> str:

@@ -75,7 +75,7 @@ def one_pass(
     query = torch.from_numpy(np.minimum(positions, end - 1)).to(device)
     written = torch.from_numpy(np.where(real, positions, cache.context)).to(device)
     cache.at(torch.from_numpy(rows).to(device), written, end, span_of(rows))
-    hidden = on_device(lm, cache, torch.from_numpy(tokens).to(device), query)
+    hidden = run_model(lm, cache, torch.from_numpy(tokens).to(device), query)
     return hidden.flatten(0, 1)[torch.from_numpy(np.flatnonzero(real)).to(device)]
 
 
@@ -121,7 +121,7 @@ def span_of(rows: np.ndarray) -> slice | None:
     return slice(int(rows[0]), int(rows[-1]) + 1) if (np.diff(rows) == 1).all() else None
 
 
-def on_device(lm: PreTrainedModel, cache: SlotCache, ids: Tensor, query: Tensor) -> Tensor:
+def run_model(lm: PreTrainedModel, cache: SlotCache, ids: Tensor, query: Tensor) -> Tensor:
     """Computes the pass itself: tokens (R, n) at the positions `query` (R, n). Returns (R, n, D)."""
     if cache.masked:
         # (R, 1, n, end): a token sees itself and what stands before it in its own slot

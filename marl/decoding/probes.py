@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from marl.common.errors import UserError
 from marl.decoding.cache import NotCacheable, slot_cache
 from marl.decoding.passes import one_pass
-from marl.model.policy import MISFITS, NO_MODEL, check_context, reading
+from marl.model.branches import MISFITS
+from marl.model.loading import NO_MODEL, check_context, reading
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def _find_size(config: PreTrainedConfig, context: int, dtype: torch.dtype) -> Si
 
 
 @torch.no_grad()
-def continues(lm: PreTrainedModel) -> bool:
+def reads_chunks(lm: PreTrainedModel) -> bool:
     """Tells whether a pass over several tokens continues from a slot's recurrent states. If not, single tokens do.
 
     Mamba's in transformers 5.23 starts over. Raises NotCacheable for a model that is right neither way.

@@ -14,9 +14,10 @@ def draw(logprobs: Tensor, uniform: Tensor | None) -> tuple[Tensor, Tensor]:
     if uniform is None:
         return logprobs.argmax(-1), torch.zeros(len(logprobs), device=logprobs.device)
     probs = logprobs.double().exp()
-    # torch's own sums are not deterministic on a GPU
-    alike = probs.is_cuda and torch.are_deterministic_algorithms_enabled()
-    cumulative = doubling_sums(probs) if alike else probs.cumsum(-1)
+    if probs.is_cuda and torch.are_deterministic_algorithms_enabled():  # torch's own sums are not, on a GPU
+        cumulative = doubling_sums(probs)
+    else:
+        cumulative = probs.cumsum(-1)
     ids = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
     ids = ids.clamp_max(logprobs.shape[1] - 1)
     return ids[:, 0], logprobs.gather(1, ids)[:, 0]

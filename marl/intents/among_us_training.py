@@ -28,14 +28,14 @@ from marl.model.policy import Policy
 from marl.model.tokens import Tokens
 from marl.pretraining import corpus
 from marl.pretraining.base import from_scratch
-from marl.pretraining.config import BaseConfig, Lesson, ModelConfig, tokenizer_games
+from marl.pretraining.config import BaseConfig, Lesson, ModelConfig
 from marl.pretraining.fit import fit
 from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import draw_games
 from marl.types import Belief, Episode
 
-GAMES, ORDER, TOLD = 121, 122, 123  # places of the seed
+GAMES, ORDER, TOLD = 121, 122, 123  # parts of the seed
 ALONE = 8  # passes of a lesson in votes over views alone
 HALF = 0.5  # share of the views that a dialogue model reads without intents
 
@@ -45,7 +45,7 @@ Progress = Callable[[int, int], None]  # steps taken, all steps
 
 def untrained(model: ModelConfig, base: BaseConfig, env: Mapping[str, Any]) -> Policy:
     """A model that has learned nothing yet, but a tokenizer of scripted games."""
-    texts = corpus.scripted_texts("among_us", [env_maker(env)], base.seed, tokenizer_games(base), base.players)
+    texts = corpus.scripted_texts("among_us", [env_maker(env)], base.seed, base.games_of_tokenizer, base.players)
     return from_scratch("among_us", texts, model, base.seed)
 
 

@@ -22,7 +22,7 @@ from envs.core import Question, Style
 from marl.intents.among_us import SKIP, Floats, Grid, Intent, table_texts, untruthful, votes_of
 from marl.learning.batch import Row, collate
 from marl.learning.forward import forward
-from marl.learning.micro_batches import micro_batches
+from marl.learning.micro_batches import passes
 from marl.metrics.among_us import Meeting, story_of
 from marl.model.policy import Policy
 from marl.model.tokens import StreamWriter, Tokens
@@ -143,8 +143,7 @@ def read_votes(policy: Policy, rows: Sequence[Row]) -> list[Floats]:
     sizes = (batch.candidates >= 0).sum(1).tolist()
     owners = batch.row.numpy()  # (N,) in order
     found: list[Floats] = [np.zeros(0)] * len(owners)
-    for numbers in micro_batches(batch, torch.arange(batch.shape[0]), TOKENS_AT_ONCE):
-        part = batch.select(numbers).to(policy.device)
+    for part, numbers in passes(policy, batch, TOKENS_AT_ONCE):
         probs = forward(policy, part, 1.0, {"beliefs": False}).beliefs.double().exp().cpu().numpy()  # (n, K)
         # `select` keeps the questions in the batch's order.
         for place, each in zip(np.flatnonzero(np.isin(owners, numbers.numpy())), probs, strict=True):

@@ -39,7 +39,7 @@ from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import Game, draw_games, sampling_seed
 from marl.types import Episode, Kind, Turn
 
-GAMES, VIEWS, TESTED = 108, 109, 110  # places of the seed
+GAMES, VIEWS, TESTED = 108, 109, 110  # parts of the seed
 WHOLE = 0.4  # share of the views that hold all of a seat's talk
 Progress = Callable[[int, int], None]  # steps taken, all steps
 

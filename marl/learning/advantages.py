@@ -15,7 +15,7 @@ from marl.rewards import Reward, of_messages
 from marl.types import TokenBatch
 
 Estimate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # `estimators.Baselines`
-CREDITS = ("common", "separate", "separate_raw", "separate_only")
+SPEECH = ("common", "separate", "separate_raw", "separate_only")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Credit:
     speech: str = "separate"
 
     def __post_init__(self) -> None:
-        check_choices(self, "algo.credit", speech=CREDITS)
+        check_choices(self, "algo.credit", speech=SPEECH)
         check_range(self, "algo.credit", "[0, 1]", "gamma", "gae_lambda")
 
 
@@ -58,21 +58,21 @@ def add_advantages(
 ) -> TokenBatch:
     """Fills `advantages` (at every token of a reply) and `returns` (at decisions) from what the rewards paid.
 
-    `estimate`: the baselines to compare with instead of the critic's; then returns, which only a critic learns, stay 0.
+    `estimate`: the baselines to compare with instead of the critic's.
     """
     paid = batch.rewards + batch.message_rewards.sum(-1) if credit.speech == "common" else batch.rewards
     advantages, returns, compared = torch.zeros_like(paid), torch.zeros_like(paid), batch.decision
-    for b in range(batch.shape[0]):
-        at = batch.decision[b]
-        if estimate is None:
-            advantages[b, at], returns[b, at] = gae(paid[b, at], batch.values[b, at], credit.gamma, credit.gae_lambda)
-        else:  # what is paid from there on
-            advantages[b, at] = gae(paid[b, at], torch.zeros_like(paid[b, at]), credit.gamma, 1.0)[0]
+    values, gae_lambda = batch.values, credit.gae_lambda
+    if estimate is not None:  # the return from each turn on, to which no critic adds anything
+        values, gae_lambda = torch.zeros_like(values), 1.0
+    for b, at in enumerate(batch.decision):
+        advantages[b, at], returns[b, at] = gae(paid[b, at], values[b, at], credit.gamma, gae_lambda)
     if estimate is not None:
         first = batch.decision & (batch.decision.cumsum(1) == 1)
-        baselines, factors = estimate((advantages * first).sum(1), first.any(1))
+        baselines, factors = estimate((returns * first).sum(1), first.any(1))
         advantages = torch.where(batch.decision, (advantages - baselines[:, None]) * factors[:, None], 0.0)
         compared = batch.decision & (factors != 0)[:, None]  # the others stay at 0
+        returns = torch.zeros_like(returns)  # only a critic learns them
     if credit.normalize and int(compared.sum()) > 1:
         advantages = torch.where(compared, standardise(advantages, compared), 0.0)
     advantages = spread(batch, advantages)

@@ -1,23 +1,27 @@
 """Episodes -> TokenBatch: the only place where tokens are marked.
 
 A row is one seat's stream, and behind it the questions that were asked beside it. Marked here: which tokens are
-decisions, messages and choices, with the ids that were legal (`choice_logits` in model/policy.py masks a vote by them),
+decisions, messages and choices, with the ids that were legal (`reply_logits` in model/policy.py masks a vote by them),
 and which replies imitation may learn from. `advantages.py` says what they are worth, `losses/` what is learned from
 them.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from marl.model.policy import padded
 from marl.planning.planner import next_tokens
 from marl.rewards import Reward, of_messages
-from marl.types import INSIDERS, Belief, Episode, Kind, TokenBatch, Turn
+from marl.types import BY_TOKEN, INSIDERS, Belief, Episode, Kind, Stream, TokenBatch, Turn
 
 Row = tuple[Episode, str]  # one agent of one episode: a row of the batch
+Branches = dict[tuple[int, tuple[int, ...]], int]  # ends of branches in the row, by where they begin and their tokens
+IDS = ("legal", "plan_ids")  # fields padded with -1
 
 
 class BeliefTarget(NamedTuple):
@@ -47,7 +51,7 @@ def collate(
     votes: bool = False,
     drawn_from_plans: bool = False,
 ) -> TokenBatch:
-    """Pads the rows' streams on the right and marks every token.
+    """Marks every token of the rows' streams, and pads them on the right.
 
     `rewards` fill `rewards` and `message_rewards`, by where they are credited; at weight 0 they pay nothing. `imitate`
     marks the rows that imitation learns from (None: all), but for refused replies. Beliefs of `silent_roles` are left
@@ -56,88 +60,88 @@ def collate(
     Advantages, returns and reference log-probabilities are left at 0.
     """
     assert rows, "an empty batch has no shape"
-    asking = [[x for x in e.beliefs if x.listener == agent and x.role not in silent_roles] for e, agent in rows]
-    branches = [branches_of(len(e.streams[agent]), own) for (e, agent), own in zip(rows, asking, strict=True)]
-    turns_of = [[t for t in episode.turns if t.agent == agent and t.reply_ids] for episode, agent in rows]
-    plans = {id(t): next_tokens(t.planned) for turns in turns_of for t in turns if t.planned}
-    columns, weights = of_messages(rewards), {name: r.weight for name, r in rewards.items() if r.weight}
-    size = len(rows)
-    length = max(max(len(e.streams[agent]), *own.values(), 0) for (e, agent), own in zip(rows, branches, strict=True))
-    a = _blank(
-        (size, length),
-        columns=len(columns),
-        options=max((len(t.legal) for turns in turns_of for t in turns), default=0),
-        planned=max((len(after) for following in plans.values() for after in following), default=0),
-    )
-    asked: list[BeliefTarget] = []
-    for b, ((episode, agent), turns) in enumerate(zip(rows, turns_of, strict=True)):
-        stream = episode.streams[agent]
-        a["tokens"][b, : len(stream)] = stream.tokens
-        a["kind"][b, : len(stream)] = stream.kinds
-        a["position_ids"][b, : len(stream)] = np.arange(len(stream))
-        for number, ((position, ids), end) in enumerate(branches[b].items(), start=1):
-            here = slice(end - len(ids), end)
-            a["tokens"][b, here], a["kind"][b, here], a["branch"][b, here] = ids, Kind.QUESTION, number
-            a["position_ids"][b, here] = position + 1 + np.arange(len(ids))
-        learn = imitate is None or imitate[b]
+    marked: list[dict[str, NDArray[Any]]] = []
+    targets: list[BeliefTarget] = []
+    for b, (episode, agent) in enumerate(rows):
+        turns = [turn for turn in episode.turns if turn.agent == agent and turn.reply_ids]
         for turn in turns:
             assert drawn_from_plans or turn.planned is None or not turn.planned.played, (
                 f"{agent}'s reply in step {turn.step} is a planner's, no sample of its policy"
             )
-            start, end = turn.start, turn.start + len(turn.reply_ids)
-            a["decision"][b, start] = True
-            a["body"][b, start + turn.body[0] : start + turn.body[1]] = True
-            a["message"][b, start + turn.body[0] : _message_end(turn)] = True
-            a["logprobs"][b, start:end] = turn.logprobs
-            a["values"][b, start] = turn.value
-            a["imitate"][b, start:end] = learn and not turn.error
-            a["legal"][b, start, : len(turn.legal)] = turn.legal
-            following = plans.get(id(turn), [])
-            # What stands before the first choice is the policy's own decision: to make a claim at all.
-            first = next((i for i, after in enumerate(following) if len(after) > 1), len(following))
-            for t, after in enumerate(following[first:], start=start + first):
-                a["plan_ids"][b, t, : len(after)] = list(after)
-                a["plan"][b, t, : len(after)] = list(after.values())
-            for name, weight in weights.items():
-                weighted = weight * turn.rewards.get(name, 0.0)
-                if name in columns:
-                    a["message_rewards"][b, start, columns.index(name)] = weighted
-                else:
-                    a["rewards"][b, start] += weighted
-        asked += [
-            BeliefTarget(
-                b, branches[b][x.position, x.branch] - 1 if x.branch else x.position, x.candidate_ids,
-                x.question.answer_index, x.question.also_indices, False,
-            )
-            for x in asking[b]
-        ]  # fmt: skip
-        asked += [
-            BeliefTarget(b, turn.start - 1, turn.legal, turn.truths[0], turn.truths[1:], True)
-            for turn in turns
-            if votes and turn.truths and turn.role not in silent_roles
-        ]
+        beliefs = [x for x in episode.beliefs if x.listener == agent and x.role not in silent_roles]
+        branches = branches_of(len(episode.streams[agent]), beliefs)
+        marked.append(mark(episode.streams[agent], branches, turns, rewards, imitate is None or imitate[b]))
+        for x in beliefs:
+            position = branches[x.position, x.branch] - 1 if x.branch else x.position
+            answer, also = x.question.answer_index, x.question.also_indices
+            targets.append(BeliefTarget(b, position, x.candidate_ids, answer, also, vote=False))
+        for turn in turns:
+            if votes and turn.truths and turn.role not in silent_roles:
+                targets.append(BeliefTarget(b, turn.start - 1, turn.legal, turn.truths[0], turn.truths[1:], vote=True))
     privileged = np.array([episode.privileged.get(agent, ()) for episode, agent in rows], dtype=np.float32)
     return TokenBatch(
-        **{name: torch.from_numpy(array) for name, array in a.items()},
-        privileged=torch.from_numpy(privileged.reshape(size, -1)),
-        row=torch.tensor([a.row for a in asked], dtype=torch.int64),
-        position=torch.tensor([a.position for a in asked], dtype=torch.int64),
-        candidates=_padded([a.candidates for a in asked]),
-        answer=torch.tensor([a.answer for a in asked], dtype=torch.int64),
-        vote=torch.tensor([a.vote for a in asked], dtype=torch.bool),
-        also=_padded([a.also for a in asked]),
+        **{name: _stacked([row[name] for row in marked], -1 if name in IDS else 0) for name in BY_TOKEN},
+        privileged=torch.from_numpy(privileged.reshape(len(rows), -1)),
+        row=torch.tensor([t.row for t in targets], dtype=torch.int64),
+        position=torch.tensor([t.position for t in targets], dtype=torch.int64),
+        candidates=padded([t.candidates for t in targets]),
+        answer=torch.tensor([t.answer for t in targets], dtype=torch.int64),
+        vote=torch.tensor([t.vote for t in targets], dtype=torch.bool),
+        also=padded([t.also for t in targets]),
     )
 
 
-def branches_of(length: int, beliefs: Sequence[Belief]) -> dict[tuple[int, tuple[int, ...]], int]:
-    """Lays the branches of a stream of `length` tokens behind it, one after another: the end of each in the row, by the
-    position that it goes on from and its tokens."""
-    ends: dict[tuple[int, tuple[int, ...]], int] = {}
+def branches_of(length: int, beliefs: Sequence[Belief]) -> Branches:
+    """Lays the branches of a stream of `length` tokens behind it, one after another."""
+    ends: Branches = {}
     for each in beliefs:
         if each.branch and (each.position, each.branch) not in ends:
             length += len(each.branch)
             ends[each.position, each.branch] = length
     return ends
+
+
+def mark(
+    stream: Stream, branches: Branches, turns: Sequence[Turn], rewards: Mapping[str, Reward], imitate: bool
+) -> dict[str, NDArray[Any]]:
+    """Marks the tokens of one row: the fields of a TokenBatch with axes (T, ...), not yet padded to other rows."""
+    plans = [next_tokens(turn.planned) if turn.planned else [] for turn in turns]
+    columns = of_messages(rewards)
+    row = _unmarked(
+        max([len(stream), *branches.values()]),
+        columns=len(columns),
+        options=max((len(turn.legal) for turn in turns), default=0),
+        planned=max((len(after) for plan in plans for after in plan), default=0),
+    )
+    row["tokens"][: len(stream)] = stream.tokens
+    row["kind"][: len(stream)] = stream.kinds
+    row["position_ids"][: len(stream)] = np.arange(len(stream))
+    for number, ((position, ids), end) in enumerate(branches.items(), start=1):
+        here = slice(end - len(ids), end)
+        row["tokens"][here], row["kind"][here], row["branch"][here] = ids, Kind.QUESTION, number
+        row["position_ids"][here] = position + 1 + np.arange(len(ids))
+    for turn, plan in zip(turns, plans, strict=True):
+        start, end = turn.start, turn.start + len(turn.reply_ids)
+        row["decision"][start] = True
+        row["body"][start + turn.body[0] : start + turn.body[1]] = True
+        row["message"][start + turn.body[0] : _message_end(turn)] = True
+        row["logprobs"][start:end] = turn.logprobs
+        row["values"][start] = turn.value
+        row["imitate"][start:end] = imitate and not turn.error
+        row["legal"][start, : len(turn.legal)] = turn.legal
+        # What stands before the first choice is the policy's own decision: to make a claim at all.
+        first = next((i for i, after in enumerate(plan) if len(after) > 1), len(plan))
+        for t, after in enumerate(plan[first:], start=start + first):
+            row["plan_ids"][t, : len(after)] = list(after)
+            row["plan"][t, : len(after)] = list(after.values())
+        for name, reward in rewards.items():
+            if reward.weight:  # 0 times NaN is NaN
+                weighted = reward.weight * turn.rewards.get(name, 0.0)
+                if name in columns:
+                    row["message_rewards"][start, columns.index(name)] = weighted
+                else:
+                    row["rewards"][start] += weighted
+    return row
 
 
 def _message_end(turn: Turn) -> int:
@@ -149,25 +153,27 @@ def _message_end(turn: Turn) -> int:
     return turn.start + (last if turn.cut else len(turn.reply_ids))
 
 
-def _blank(shape: tuple[int, int], columns: int, options: int, planned: int) -> dict[str, np.ndarray]:
-    """Makes the fields with axes (B, T), all empty."""
-    flags = {name: np.zeros(shape, bool) for name in ("decision", "body", "message", "imitate")}
+def _unmarked(length: int, columns: int, options: int, planned: int) -> dict[str, NDArray[Any]]:
+    """Makes the fields of a row of so many tokens, all empty."""
+    ids = {name: np.zeros(length, np.int64) for name in ("tokens", "branch", "position_ids")}
+    flags = {name: np.zeros(length, bool) for name in ("decision", "body", "message", "imitate")}
     real = ("logprobs", "reference_logprobs", "values", "rewards", "advantages", "returns")
     return {
-        "tokens": np.zeros(shape, np.int64),
-        "kind": np.zeros(shape, np.int8),
-        "branch": np.zeros(shape, np.int64),
-        "position_ids": np.zeros(shape, np.int64),
+        **ids,
         **flags,
-        **{name: np.zeros(shape, np.float32) for name in real},
-        "message_rewards": np.zeros((*shape, columns), np.float32),
-        "legal": np.full((*shape, options), -1, np.int64),
-        "plan_ids": np.full((*shape, planned), -1, np.int64),
-        "plan": np.zeros((*shape, planned), np.float32),
+        **{name: np.zeros(length, np.float32) for name in real},
+        "kind": np.zeros(length, np.int8),
+        "message_rewards": np.zeros((length, columns), np.float32),
+        "legal": np.full((length, options), -1, np.int64),
+        "plan_ids": np.full((length, planned), -1, np.int64),
+        "plan": np.zeros((length, planned), np.float32),
     }
 
 
-def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
-    """Returns the rows as one tensor, (rows, longest), padded with -1."""
-    width = max(map(len, rows), default=0)
-    return torch.tensor([[*row, *[-1] * (width - len(row))] for row in rows], dtype=torch.int64).view(len(rows), width)
+def _stacked(rows: Sequence[NDArray[Any]], fill: int) -> Tensor:
+    """Stacks one field of all rows, padded with `fill` to the largest of them, (B, T, ...)."""
+    shape = np.max([row.shape for row in rows], axis=0)
+    whole = np.full((len(rows), *shape), fill, rows[0].dtype)
+    for place, row in zip(whole, rows, strict=True):
+        place[tuple(map(slice, row.shape))] = row
+    return torch.from_numpy(whole)

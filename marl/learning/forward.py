@@ -1,14 +1,13 @@
 """The forward pass that the losses read: log-probabilities, values and beliefs of a batch."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from marl.losses import Outputs
-from marl.model.policy import MOST_LOGITS, Policy, choice_logits
+from marl.model.policy import MOST_LOGITS, Policy
 from marl.model.sharding import is_split
 from marl.types import Kind, TokenBatch
 
@@ -27,54 +26,97 @@ def forward(
 
     hidden = policy.hidden(batch.tokens, batch.branch, batch.position_ids)  # (B, T, D)
     before = hidden[:, :-1]  # the state that predicts token t stands at t - 1
-    zeros = torch.zeros(batch.tokens.shape, device=hidden.device)
-    outputs = Outputs(zeros, zeros, zeros, torch.zeros(0, 1, device=hidden.device), zeros)
-    replies = batch.reply[:, 1:]
+    outputs = Outputs.zeros(batch)
     if "reply" in reads:
         with part("reply"):
-            own, entropy = in_pieces(
-                policy,
-                partial(sampled, policy, temperature),
-                *states_of(batch, hidden, replies),
-                batch.tokens[:, 1:][replies],
-            )
-            outputs.logprobs = scatter(zeros, replies, own)
-            outputs.entropy = scatter(zeros, replies, entropy)
+            outputs.logprobs, outputs.entropy = replies(policy, batch, hidden, temperature)
     if "divergence" in reads:
         assert reference is not None, "a divergence is from a reference"
-        there = batch.to(reference.device)
-        with torch.no_grad():
-            theirs = reference.hidden(there.tokens, there.branch, there.position_ids)[:, :-1][there.reply[:, 1:]]
         with part("divergence"):
-            read = partial(diverged, policy, reference, temperature)
-            (gaps,) = in_pieces(policy, read, *states_of(batch, hidden, replies), theirs)
-            outputs.divergence = scatter(zeros, replies, gaps)
+            outputs.divergence = divergence(policy, reference, batch, hidden, temperature)
     if "values" in reads:
         with part("values"):
             mask = batch.decision[:, 1:]
             facts = batch.privileged[mask.nonzero()[:, 0]]
-            outputs.values = scatter(zeros, mask, policy.value(before[mask], facts))
+            outputs.values = scatter(mask, policy.value(before[mask], facts))
     if "planned" in reads:
         with part("planned"):
-            mask = batch.planned[:, 1:]
-            ids = batch.plan_ids[:, 1:][mask]  # (M, P)
-            (found,) = in_pieces(
-                policy, partial(at, policy, temperature), *states_of(batch, hidden, mask), ids.clamp_min(0)
-            )
-            outputs.planned = torch.zeros(batch.plan.shape, device=hidden.device)
-            outputs.planned[:, 1:][mask] = found.masked_fill(ids < 0, -torch.inf)
+            outputs.planned = planned(policy, batch, hidden, temperature)
     if "beliefs" in reads and (len(batch.row) or is_split(policy)):
         with part("beliefs"):
-            read = partial(answers, policy)
-            (scores,) = in_pieces(policy, read, hidden[batch.row, batch.position], batch.candidates.clamp_min(0))
-            scores = scores / torch.where(batch.vote, temperature, 1.0).to(scores)[:, None]  # votes as they are sampled
-            outputs.beliefs = scores.masked_fill(batch.candidates < 0, -torch.inf).log_softmax(-1)  # (N, K)
+            outputs.beliefs = beliefs(policy, batch, hidden, temperature)
     if "observed" in reads:
         with part("observed"):
-            mask = (batch.kind == Kind.OBSERVATION)[:, 1:]
-            (found,) = in_pieces(policy, partial(text, policy), before[mask], batch.tokens[:, 1:][mask])
-            outputs.observed = scatter(zeros, mask, found)
+            outputs.observed = observed(policy, batch, before)
     return outputs
+
+
+def replies(policy: Policy, batch: TokenBatch, hidden: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probabilities (B, T) of reply tokens, and the entropies (B, T) of what they were sampled from."""
+
+    def read(states: Tensor, is_choice: Tensor, legal: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        logprobs = policy.reply_logits(states, is_choice, legal, temperature).log_softmax(-1)  # (M, V)
+        own = logprobs.gather(1, ids[:, None])[:, 0]
+        return own, -(logprobs.exp() * logprobs.masked_fill(logprobs == -torch.inf, 0.0)).sum(-1)
+
+    mask = batch.reply[:, 1:]
+    own, entropy = in_pieces(policy, read, *states_of(batch, hidden, mask), batch.tokens[:, 1:][mask])
+    return scatter(mask, own), scatter(mask, entropy)
+
+
+def divergence(policy: Policy, reference: Policy, batch: TokenBatch, hidden: Tensor, temperature: float) -> Tensor:
+    """KL(policy || reference) at reply tokens, (B, T), of the whole distributions that are sampled from."""
+    mask, there = batch.reply[:, 1:], reference.device
+    other = batch.to(there)
+    with torch.no_grad():
+        reference_states = reference.hidden(other.tokens, other.branch, other.position_ids)[:, :-1][other.reply[:, 1:]]
+
+    def read(states: Tensor, is_choice: Tensor, legal: Tensor, theirs: Tensor) -> tuple[Tensor]:
+        with torch.no_grad():
+            base = reference.reply_logits(theirs, is_choice.to(there), legal.to(there), temperature).log_softmax(-1)
+        ours = policy.reply_logits(states, is_choice, legal, temperature).log_softmax(-1)  # (M, V)
+        # what one never samples, neither does the other
+        gaps = (ours - base.to(states.device)).masked_fill(ours == -torch.inf, 0.0)
+        return ((ours.exp() * gaps).sum(-1),)
+
+    (found,) = in_pieces(policy, read, *states_of(batch, hidden, mask), reference_states)
+    return scatter(mask, found)
+
+
+def planned(policy: Policy, batch: TokenBatch, hidden: Tensor, temperature: float) -> Tensor:
+    """Log-probabilities (B, T, P) of the plan's tokens, -inf at padding."""
+
+    def read(states: Tensor, is_choice: Tensor, legal: Tensor, ids: Tensor) -> tuple[Tensor]:
+        return (policy.reply_logits(states, is_choice, legal, temperature).log_softmax(-1).gather(1, ids),)
+
+    mask = batch.planned[:, 1:]
+    ids = batch.plan_ids[:, 1:][mask]  # (M, P)
+    (found,) = in_pieces(policy, read, *states_of(batch, hidden, mask), ids.clamp_min(0))
+    result = torch.zeros(batch.plan.shape, device=hidden.device)
+    result[:, 1:][mask] = found.masked_fill(ids < 0, -torch.inf)
+    return result
+
+
+def beliefs(policy: Policy, batch: TokenBatch, hidden: Tensor, temperature: float) -> Tensor:
+    """Log-probabilities (N, K) of the candidates, -inf at padding. Votes are read at the temperature of play."""
+
+    def read(states: Tensor, candidates: Tensor) -> tuple[Tensor]:
+        return (policy.logits(states).gather(1, candidates),)
+
+    (scores,) = in_pieces(policy, read, hidden[batch.row, batch.position], batch.candidates.clamp_min(0))
+    scores = scores / torch.where(batch.vote, temperature, 1.0).to(scores)[:, None]
+    return scores.masked_fill(batch.candidates < 0, -torch.inf).log_softmax(-1)
+
+
+def observed(policy: Policy, batch: TokenBatch, before: Tensor) -> Tensor:
+    """Log-probabilities (B, T) of observation tokens under the plain model, from the states `before` them."""
+
+    def read(states: Tensor, ids: Tensor) -> tuple[Tensor]:
+        return (policy.logits(states).log_softmax(-1).gather(1, ids[:, None])[:, 0],)
+
+    mask = (batch.kind == Kind.OBSERVATION)[:, 1:]
+    (found,) = in_pieces(policy, read, before[mask], batch.tokens[:, 1:][mask])
+    return scatter(mask, found)
 
 
 def states_of(batch: TokenBatch, hidden: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -84,9 +126,10 @@ def states_of(batch: TokenBatch, hidden: Tensor, mask: Tensor) -> tuple[Tensor, 
 
 
 def in_pieces(policy: Policy, read: Callable[..., tuple[Tensor, ...]], *rows: Tensor) -> tuple[Tensor, ...]:
-    """Calls `read` with rows (M, ...), of which it makes logits (M, V), and returns what it returns, (M, ...) each.
+    """Calls `read` with rows (M, ...) and returns its results, (M, ...) each.
 
-    Where these are too many to hold, it reads a piece at a time, and again in the backward pass.
+    `read` makes logits (M, V). If these are too many to hold, it gets a piece of the rows at a time, and again in the
+    backward pass.
     """
     size = max(1, MOST_LOGITS // len(policy.speech_mask))
     if len(rows[0]) <= size or is_split(policy):  # ranks that share parameters have to read alike
@@ -98,55 +141,9 @@ def in_pieces(policy: Policy, read: Callable[..., tuple[Tensor, ...]], *rows: Te
     return tuple(torch.cat(each) for each in zip(*pieces, strict=True))
 
 
-def reply_logprobs(policy: Policy, temperature: float, states: Tensor, chosen: Tensor, legal: Tensor) -> Tensor:
-    """Computes the distributions (M, V) that reply tokens are sampled from (see `states_of`): at choices over the legal
-    set alone."""
-    logits = policy.logits(states)
-    shaped = policy.speech_logits(logits, temperature)
-    if bool(chosen.any()):
-        shaped = shaped.clone()
-        shaped[chosen] = choice_logits(logits[chosen], legal[chosen], temperature)
-    return shaped.log_softmax(-1)
-
-
-def sampled(
-    policy: Policy, temperature: float, states: Tensor, chosen: Tensor, legal: Tensor, ids: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Log-probabilities (M,) of the replies' tokens (M,), and the entropies (M,) of what they were sampled from."""
-    logprobs = reply_logprobs(policy, temperature, states, chosen, legal)
-    own = logprobs.gather(1, ids[:, None])[:, 0]
-    return own, -(logprobs.exp() * logprobs.masked_fill(logprobs == -torch.inf, 0.0)).sum(-1)
-
-
-def at(policy: Policy, temperature: float, states: Tensor, chosen: Tensor, legal: Tensor, ids: Tensor) -> tuple[Tensor]:
-    """Log-probabilities (M, P) of several ids (M, P) in the place of each reply's token."""
-    return (reply_logprobs(policy, temperature, states, chosen, legal).gather(1, ids),)
-
-
-def diverged(
-    policy: Policy, reference: Policy, temperature: float, states: Tensor, chosen: Tensor, legal: Tensor, theirs: Tensor
-) -> tuple[Tensor]:
-    """Divergence (M,) of the policy's distributions from the reference's, whose states are `theirs` (M, D)."""
-    there = reference.device
-    with torch.no_grad():
-        base = reply_logprobs(reference, temperature, theirs, chosen.to(there), legal.to(there)).to(states.device)
-    ours = reply_logprobs(policy, temperature, states, chosen, legal)
-    gaps = (ours - base).masked_fill(ours == -torch.inf, 0.0)  # what one never samples, neither does the other
-    return ((ours.exp() * gaps).sum(-1),)
-
-
-def answers(policy: Policy, states: Tensor, candidates: Tensor) -> tuple[Tensor]:
-    """Logits (N, K) of candidate ids (N, K)."""
-    return (policy.logits(states).gather(1, candidates),)
-
-
-def text(policy: Policy, states: Tensor, ids: Tensor) -> tuple[Tensor]:
-    """Log-probabilities (M,) of ids (M,) among all."""
-    return (policy.logits(states).log_softmax(-1).gather(1, ids[:, None])[:, 0],)
-
-
-def scatter(zeros: Tensor, mask: Tensor, values: Tensor) -> Tensor:
-    """Puts values (M,) at the tokens that they describe, one after the mask's (B, T - 1) places: (B, T)."""
-    result = zeros.clone()
+def scatter(mask: Tensor, values: Tensor) -> Tensor:
+    """Puts values (M,) at the tokens that they describe, one after the mask's (B, T - 1) places, and 0 elsewhere:
+    (B, T)."""
+    result = torch.zeros(mask.shape[0], mask.shape[1] + 1, device=values.device)
     result[:, 1:][mask] = values.float()
     return result

@@ -11,7 +11,7 @@ from marl.decoding.packing import groups_within
 from marl.model.branches import tokens_read
 from marl.model.policy import Policy
 from marl.model.sharding import is_split
-from marl.types import Kind, TokenBatch
+from marl.types import BY_QUESTION, BY_TOKEN, TokenBatch
 
 
 def ends(where: Tensor) -> Tensor:
@@ -45,12 +45,13 @@ def micro_batches(
 
 
 def passes(
-    policy: Policy, batch: TokenBatch, lengths: Tensor, token_budget: int, ranks: Ranks
+    policy: Policy, batch: TokenBatch, token_budget: int, lengths: Tensor | None = None, ranks: Ranks = ONE
 ) -> Iterator[tuple[TokenBatch, Tensor]]:
-    """Yields what this rank reads, pass after pass, on the policy's device, and which rows of the batch it is.
+    """Yields this rank's forward passes: rows of the batch, on the policy's device, and their indices.
 
-    `lengths` (B,) int64: how many tokens of each row are read; rows of length 0 are left out.
+    `lengths` (B,) int64: how many tokens of each row are read (None: all); rows of length 0 are left out.
     """
+    lengths = batch.lengths if lengths is None else lengths
     costs = tokens_read(policy.lm, batch.branch, lengths)
     for rows in micro_batches(batch, lengths.nonzero()[:, 0], token_budget, ranks, costs):
         if len(rows):
@@ -60,9 +61,8 @@ def passes(
 
 
 def blank(batch: TokenBatch) -> TokenBatch:
-    """Makes a row of padding, of which no loss reads anything."""
+    """Makes a row of padding, which no loss reads."""
     row = batch.select(torch.tensor([0]))
-    nothing = {name: torch.zeros_like(getattr(row, name)) for name in ("decision", "body", "imitate")}
-    no_question = {name: getattr(row, name)[:0] for name in ("row", "position", "candidates", "answer", "vote", "also")}
-    nothing["plan_ids"] = torch.full_like(row.plan_ids, -1)
-    return replace(row, kind=torch.full_like(row.kind, int(Kind.PAD)), **nothing, **no_question)
+    padding = {name: torch.zeros_like(getattr(row, name)) for name in BY_TOKEN}  # Kind.PAD is 0
+    padding["plan_ids"] = torch.full_like(row.plan_ids, -1)
+    return replace(row, **padding, **{name: getattr(row, name)[:0] for name in BY_QUESTION})

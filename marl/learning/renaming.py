@@ -1,7 +1,7 @@
-"""Other names: a row in which Red and Blue are Green and Pink throughout is a row of a game that is as true.
+"""Renames players in rows: a game in which Red and Blue are Green and Pink throughout is as valid.
 
-What is learned from the truth, not from samples, may be learned from renamed rows: they are new in every pass, while
-the rows themselves are soon known by heart. Lists of names are in the palette's order, which is kept.
+True answers stay true under other names, so listening may learn from renamed rows: they are new in every pass, while
+the rows themselves are soon memorised. Renamed players keep their order in the palette, since lists of names follow it.
 """
 
 import re
@@ -17,14 +17,14 @@ from marl.types import TokenBatch
 
 @dataclass(frozen=True)
 class Renaming:
-    """Trades words. `families` (F, W): ids of tokens that differ only in which of the W words they hold."""
+    """Swaps words. `families` (F, W): ids of tokens that differ only in which of the W words they hold."""
 
     families: Tensor
     size: int  # of the vocabulary
     generator: torch.Generator = field(default_factory=torch.Generator)
 
     def __call__(self, batch: TokenBatch) -> TokenBatch:
-        """Trades the words of every row, and of its candidates, for words drawn at random, in the same order."""
+        """Swaps the words of every row, and of its candidates, for words drawn at random, in the same order."""
         rows, words = batch.shape[0], self.families.shape[1]
         place = torch.full((self.size,), -1)
         place[self.families] = torch.arange(words)

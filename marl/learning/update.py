@@ -21,11 +21,10 @@ from marl.learning.config import UpdateConfig
 from marl.learning.forward import forward
 from marl.learning.micro_batches import ends, last_questions, passes
 from marl.learning.renaming import Renaming
-from marl.losses import Loss, Outputs, evaluate, mask_of, needs
+from marl.losses import Loss, Outputs, any_needs, evaluate, mask_of, needs
 from marl.model.optim import OPTIMIZERS, Optimizer
 from marl.model.policy import Policy, recomputing
-from marl.model.sharding import Shards, is_split
-from marl.model.sharding import whole as whole_tensor
+from marl.model.sharding import Shards, is_split, whole
 from marl.types import Kind, TokenBatch
 
 
@@ -47,7 +46,7 @@ class Learner:
     shards: Shards | None = None
 
     def training(self) -> AbstractContextManager[Policy]:
-        """Gives what an update changes: the policy, or its shards, which become the policy at exit."""
+        """Gives the module that an update changes: the policy, or its shards, which are gathered into it at exit."""
         return nullcontext(self.policy) if self.shards is None else self.shards.training()
 
 
@@ -83,26 +82,27 @@ def update(
     `ranks`: each reads its share of every minibatch; all of them get the whole batch. Raises NotFinite, before a step.
     """
     masks = [mask_of(batch, name, loss) for name, loss in losses.items() if needs(loss, "reference")]
-    if masks and reference is not None:
+    if masks:
+        assert reference is not None, "a loss compares the policy with a reference"
         batch = add_reference(batch, reference, config, ranks, torch.stack(masks).any(0))
     policy.eval()  # no dropout: what was sampled from is what is scored
     totals = Means()
     for rows in minibatches(batch.shape[0], config, generator):
-        whole = batch.select(rows)
-        counts = {name: int(mask_of(whole, name, loss).sum()) for name, loss in losses.items()}
+        minibatch = batch.select(rows)
+        counts = {name: int(mask_of(minibatch, name, loss).sum()) for name, loss in losses.items()}
         drift = Means()  # from the policy that played
         optimizer.zero_grad(set_to_none=True)
-        for reading in readings(whole, losses, rename):
-            for part, read in passes(policy, reading.batch, reading.lengths, config.token_budget, ranks):
+        for group in loss_groups(minibatch, losses, rename):
+            for part, part_rows in passes(policy, group.batch, config.token_budget, group.lengths, ranks):
                 with autocast(policy.device, config), recomputation(policy, config):
-                    outputs = forward(policy, part, config.temperature, reading.reads, reference)
-                backward(part, outputs, reading.losses, counts, totals)
-                if any(needs(loss, "advantages") for loss in reading.losses.values()):
+                    outputs = forward(policy, part, config.temperature, group.reads, reference)
+                backward(part, outputs, group.losses, counts, totals)
+                if any_needs(group.losses, "advantages"):
                     note_drift(drift, part, outputs)
-                progress(len(read) if reading.batch is whole else 0)
+                progress(len(part_rows) if group.batch is minibatch else 0)
         if not is_split(policy):  # else summed in the passes
             ranks.add_gradients(policy)
-        norm = whole_tensor(nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm))
+        norm = whole(nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm))
         if not bool(torch.isfinite(norm)):
             raise NotFinite(
                 f"the gradient is not finite ({float(norm)}): lower algo.update.learning_rate or a loss weight"
@@ -126,11 +126,11 @@ def minibatches(size: int, config: UpdateConfig, generator: torch.Generator) -> 
 
 
 @dataclass(frozen=True)
-class Reading:
-    """Losses that share forward passes, and what these read."""
+class LossGroup:
+    """Losses that share forward passes, and the rows that these read."""
 
-    batch: TokenBatch
     losses: Mapping[str, Loss]
+    batch: TokenBatch
     lengths: Tensor  # (B,) int64: how many tokens of each row are read
 
     @property
@@ -143,14 +143,14 @@ class Reading:
         return found
 
 
-def readings(batch: TokenBatch, losses: Mapping[str, Loss], rename: Renaming | None) -> list[Reading]:
+def loss_groups(batch: TokenBatch, losses: Mapping[str, Loss], rename: Renaming | None) -> list[LossGroup]:
     """Groups the losses by the rows they read: as they are, or renamed, up to each row's last question."""
     renamed = {name: loss for name, loss in losses.items() if loss.reads == "renamed"}
     plain = {name: loss for name, loss in losses.items() if name not in renamed}
-    found = [Reading(batch, plain, batch.lengths)] if plain else []
+    found = [LossGroup(plain, batch, batch.lengths)] if plain else []
     if renamed:
         other = rename(batch) if rename is not None else batch
-        found.append(Reading(other, renamed, last_questions(other)))
+        found.append(LossGroup(renamed, other, last_questions(other)))
     return found
 
 
@@ -205,7 +205,7 @@ def add_reference(
     result = torch.zeros_like(batch.logprobs)
     where = batch.reply if where is None else where
     kind = batch.kind.masked_fill(batch.reply & ~where, int(Kind.OBSERVATION))
-    for part, rows in passes(reference, replace(batch, kind=kind), ends(where), config.token_budget, ranks):
+    for part, rows in passes(reference, replace(batch, kind=kind), config.token_budget, ends(where), ranks):
         with autocast(reference.device, config):
             outputs = forward(reference, part, config.temperature, {"reply": False})
         result[rows, : part.shape[1]] = outputs.logprobs.cpu()

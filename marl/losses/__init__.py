@@ -4,8 +4,10 @@
 is one file, anywhere on Python's path, and one line of configuration.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -35,8 +37,15 @@ class Outputs:
     values: Tensor  # (B, T)
     beliefs: Tensor  # (N, K)
     observed: Tensor  # (B, T)
-    planned: Tensor = field(default_factory=lambda: torch.zeros(0))  # (B, T, P)
-    divergence: Tensor = field(default_factory=lambda: torch.zeros(0))  # (B, T)
+    planned: Tensor  # (B, T, P)
+    divergence: Tensor  # (B, T)
+
+    @classmethod
+    def zeros(cls, batch: TokenBatch) -> Outputs:
+        """Makes the outputs of a batch before the model is read: all 0, on the batch's device."""
+        zeros = torch.zeros(batch.tokens.shape, device=batch.tokens.device)
+        beliefs = zeros.new_zeros(len(batch.row), max(batch.candidates.shape[1], 1))
+        return cls(zeros, zeros, zeros, beliefs, zeros, torch.zeros_like(batch.plan), zeros)
 
 
 class Loss(Protocol):
@@ -96,10 +105,7 @@ def replies(batch: TokenBatch, over: str) -> Tensor:
 
 def mask_of(batch: TokenBatch, name: str, loss: Loss) -> Tensor:
     """Returns the mask of a loss, before the model is read."""
-    zeros = torch.zeros(batch.tokens.shape, device=batch.tokens.device)
-    beliefs = zeros.new_zeros(len(batch.row), max(batch.candidates.shape[1], 1))
-    outputs = Outputs(zeros, zeros, zeros, beliefs, zeros, torch.zeros_like(batch.plan), zeros)
-    return evaluate(batch, name, loss, outputs)[1]
+    return evaluate(batch, name, loss, Outputs.zeros(batch))[1]
 
 
 def evaluate(batch: TokenBatch, name: str, loss: Loss, outputs: Outputs) -> tuple[Tensor, Tensor]:

@@ -14,12 +14,12 @@ from marl.common.errors import check_choices
 from marl.losses import OVER, Outputs, replies
 from marl.types import TokenBatch
 
-ESTIMATORS = ("k2", "k3", "exact")
+KL_ESTIMATORS = ("k2", "k3", "exact")
 
 
 @dataclass(frozen=True)
 class KLLoss:
-    """KL divergence at reply tokens, by one of ESTIMATORS. `over`: speech (as published), choice, or both."""
+    """KL divergence at reply tokens, by one of KL_ESTIMATORS. `over`: speech (as published), choice, or both."""
 
     weight: float = 0.1
     estimator: str = "k2"
@@ -34,7 +34,7 @@ class KLLoss:
         return self.estimator != "exact"
 
     def __post_init__(self) -> None:
-        check_choices(self, "loss.kl", estimator=ESTIMATORS, over=OVER)
+        check_choices(self, "loss.kl", estimator=KL_ESTIMATORS, over=OVER)
 
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
         mask = replies(batch, self.over)

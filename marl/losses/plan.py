@@ -39,8 +39,6 @@ class PlanLoss:
 
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
         mask = batch.planned
-        if not outputs.planned.numel():  # no reply has a plan
-            return torch.zeros(batch.shape, device=mask.device), mask
         absent = batch.plan_ids < 0
         logprobs = outputs.planned.masked_fill(absent, 0.0)  # (B, T, P)
         if self.form == "cross_entropy":

@@ -13,11 +13,10 @@ from envs.dond.replies import MESSAGE
 from marl.common.errors import UserError
 from marl.learning.batch import Row, collate
 from marl.learning.forward import forward
-from marl.learning.micro_batches import micro_batches
+from marl.learning.micro_batches import passes
 from marl.metrics.negotiation import Claimed, Reading
 from marl.metrics.stats import ByGame, Interval, Metrics, bootstrap_ratio, mean_metrics
 from marl.metrics.talk import distinct_ngrams
-from marl.model.branches import tokens_read
 from marl.model.policy import Policy
 from marl.model.tokens import StreamWriter, Tokens
 from marl.types import Episode, Kind, Turn
@@ -33,10 +32,7 @@ def speech_likelihood(policy: Policy, rows: Sequence[Row], bf16: bool = False) -
     space, so figures per word compare across tokenizers. bf16: passes compute in bfloat16.
     """
     found = np.zeros((len(rows), 2))
-    batch = collate(rows, {})
-    costs = tokens_read(policy.lm, batch.branch, batch.lengths)
-    for numbers in micro_batches(batch, torch.arange(batch.shape[0]), TOKENS_AT_ONCE, lengths=costs):
-        part = batch.select(numbers).to(policy.device)
+    for part, numbers in passes(policy, collate(rows, {}), TOKENS_AT_ONCE):
         with torch.autocast(policy.device.type, torch.bfloat16, enabled=bf16):
             logprobs = forward(policy, part, 1.0, {"reply": False}).logprobs
         found[numbers.numpy(), 0] = torch.where(part.body & part.reply, logprobs, 0.0).double().sum(1).cpu().numpy()

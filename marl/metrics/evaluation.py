@@ -42,7 +42,7 @@ def metrics(
         own |= press_metrics(episodes, rng, players)
     else:
         games = [g for g, episode in enumerate(episodes) for _ in episode.players]
-        paid = [sum(p.amount for p in e.payments if p.agent == agent) for e in episodes for agent in e.players]
+        paid = [e.paid(agent) for e in episodes for agent in e.players]
         own = {"game/score": bootstrap_mean(paid, games, rng=rng)}
         own |= {f"game/win_rate/{n}": rate([e.outcome.get("winner") == n for e in episodes]) for n in winners(episodes)}
         own |= ways_of_ending(episodes)

@@ -94,12 +94,11 @@ def of_messages(found: Sequence[Effect]) -> dict[tuple[int, int], dict[str, floa
 
 def _beside(game: int, number: int, episode: Episode, turn: Turn, after: Belief, kinds: Sequence[str]) -> list[Effect]:
     """The effects on one listener's answer; those of the draws are averaged."""
-    asked = (after.listener, after.question.text)
-    earlier = [b for b in episode.beliefs if (b.listener, b.question.text) == asked and b.step <= turn.step]
+    earlier = [b for b in episode.beliefs if b.asked == after.asked and b.step <= turn.step]
     before = earlier[-1] if earlier else None
     by_kind: dict[str, list[tuple[float, float]]] = {}
     for kind, answers in zip(kinds, turn.instead, strict=False):  # the message itself may stand behind
-        instead = next((b for b in answers if (b.listener, b.question.text) == asked), before)
+        instead = next((b for b in answers if b.asked == after.asked), before)
         if instead is not None and instead.question.candidates == after.question.candidates:
             distance = float(np.abs(after.probs - instead.probs).sum() / 2)
             by_kind.setdefault(kind, []).append((distance, after.truth - instead.truth))

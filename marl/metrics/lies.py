@@ -13,7 +13,7 @@ import torch
 
 from marl.common.errors import UserError
 from marl.learning.batch import Row, collate
-from marl.learning.micro_batches import micro_batches
+from marl.learning.micro_batches import passes
 from marl.metrics.among_us import template
 from marl.metrics.claims import claims_of
 from marl.metrics.stats import DRAWS, Floats, Interval, Metrics, percentiles
@@ -92,9 +92,7 @@ def message_states(policies: Mapping[str, Policy], messages: Sequence[tuple[Epis
         own = [(key, row) for key, row in rows.items() if row[0].players[row[1]] == name]
         if not own:
             continue
-        batch = collate([row for _, row in own], {})
-        for numbers in micro_batches(batch, torch.arange(batch.shape[0]), TOKENS_AT_ONCE):
-            part = batch.select(numbers).to(policy.device)
+        for part, numbers in passes(policy, collate([row for _, row in own], {}), TOKENS_AT_ONCE):
             hidden = policy.hidden(part.tokens, part.branch, part.position_ids).float().cpu().numpy()  # (B, T, D)
             for number, states in zip(numbers.tolist(), hidden, strict=True):
                 found |= {message: states[end].astype(float) for end, message in at[own[number][0]].items()}

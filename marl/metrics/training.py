@@ -20,7 +20,7 @@ def episode_metrics(episodes: Sequence[Episode], players: Collection[str]) -> di
     metrics: dict[str, float] = {}
     for name in sorted({name for t in turns for name in t.rewards}):
         metrics[f"reward/{name}"] = _mean([t.rewards[name] for t in turns if name in t.rewards])
-    scores = [sum(p.amount for p in e.payments if p.agent == a) for e, a in own]
+    scores = [e.paid(a) for e, a in own]
     if own:  # a rare partner may have no seat in these games
         metrics["game/score"] = _mean(scores)
     first = episodes[0].outcome

@@ -18,6 +18,8 @@ from marl.model.tokens import Tokens
 
 FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers, as configurations name them
 QUESTIONS = ("stream", "beside", "auto")
+# Errors of a model that needs other inputs, masks or another kind of cache.
+MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def sees(branch: Tensor, position_ids: Tensor) -> Tensor:
@@ -127,8 +129,8 @@ def _try_masks(lm: PreTrainedModel) -> bool:
         numbers, positions = (torch.tensor([each], device=lm.device) for each in (branch, position_ids))
         found = read_masked(lm, ordinary(row), numbers, positions)[0]
         alone = [lm.base_model(input_ids=ordinary(each), use_cache=False) for each in fresh]
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
-        return False  # it takes no such masks or positions
+    except MISFITS:
+        return False
     whole = torch.cat([alone[0].last_hidden_state[0]] + [
         each.last_hidden_state[0, shared:] for each, (shared, _) in zip(alone[1:], questions, strict=True)
     ])  # fmt: skip

@@ -151,7 +151,7 @@ def dropping(policy: Policy, generator: torch.Generator) -> Iterator[None]:
 
 
 def adapter_bytes(config: PreTrainedConfig, adapter: AdapterConfig) -> int:
-    """Bytes of an adapter of a model with this configuration, of which nothing is allocated.
+    """Bytes of an adapter of a model with this configuration. Allocates nothing.
 
     UserError where the model has no such layers, or an output layer is adapted that shares its weights.
     """

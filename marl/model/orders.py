@@ -11,14 +11,14 @@ UNLIKELY = -1e9  # the logit of an illegal order
 class OrderNet(nn.Module):
     """Two perceptrons over a position's features (B, F): scores of sum 1 (B, players), and each unit's orders.
 
-    `layers` hidden layers of `width` each. Orders of several units are proposed independently of each other.
+    Orders of several units are proposed independently of each other. `width`: of the hidden layers of `scores`.
     """
 
-    def __init__(self, features: int, players: int, slots: int, codes: int, width: int = 128, layers: int = 2) -> None:
+    def __init__(self, features: int, players: int, slots: int, codes: int, width: int = 128) -> None:
         super().__init__()
         self.slots, self.codes = slots, codes
-        self.values = perceptron(features, players, width, layers)
-        self.proposal = perceptron(features, slots * codes, 2 * width, layers)
+        self.values = perceptron(features, players, width)
+        self.proposal = perceptron(features, slots * codes, 2 * width)
 
     def scores(self, features: Tensor) -> Tensor:
         return self.values(features).softmax(-1)  # (B, players)
@@ -37,12 +37,9 @@ class OrderNet(nn.Module):
         return self.logprobs(torch.from_numpy(features), torch.from_numpy(legal)).numpy().astype(np.float64)
 
 
-def perceptron(inputs: int, outputs: int, width: int, layers: int) -> nn.Sequential:
-    """Hidden layers with ReLU; the last layer begins at 0, so that all outputs are alike at first."""
-    parts: list[nn.Module] = []
-    for size in [inputs, *[width] * (layers - 1)]:
-        parts += [nn.Linear(size, width), nn.ReLU()]
-    last = nn.Linear(width, outputs)
+def perceptron(inputs: int, outputs: int, width: int) -> nn.Sequential:
+    """Two hidden layers with ReLU; the last layer begins at 0, so that all outputs are alike at first."""
+    first, second, last = nn.Linear(inputs, width), nn.Linear(width, width), nn.Linear(width, outputs)
     nn.init.zeros_(last.weight)
     nn.init.zeros_(last.bias)
-    return nn.Sequential(*parts, last)
+    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last)

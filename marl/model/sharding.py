@@ -20,10 +20,10 @@ from marl.model.policy import Policy
 
 
 class Shards:
-    """Sharded double of a policy. The optimiser steps the double; the policy itself plays."""
+    """Sharded copy of a policy. The optimiser steps the copy; the policy itself plays."""
 
     def __init__(self, policy: Policy, ranks: Ranks) -> None:
-        """Shards a double of `policy` among all ranks; each calls this with the same policy, which stays whole."""
+        """Shards a copy of `policy` among all ranks; each calls this with the same policy, which stays whole."""
         self.whole = policy
         memo: dict[int, object] = {id(p): nn.Parameter(p.detach()) for p in policy.parameters()}
         self.split: Policy = copy.deepcopy(policy, memo)  # other modules around the same numbers
@@ -39,7 +39,7 @@ class Shards:
 
     @contextmanager
     def training(self) -> Iterator[Policy]:
-        """Yields the sharded double and frees the whole weights; afterwards the policy holds what was learned.
+        """Yields the sharded copy and frees the whole weights; afterwards the policy holds what was learned.
 
         After an error the weights stay freed: gathering them would wait for the other ranks forever.
         """

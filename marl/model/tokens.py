@@ -384,7 +384,7 @@ class StreamWriter:
         return ids[1:] if shared and last == shared and self.tokens.eos_ids.issuperset(last) else ids
 
     def tell(self, text: str) -> None:
-        """Appends what this player alone is told, such as its intent. No loss learns to write it."""
+        """Appends a text that only this player reads, such as its intent. No loss learns to write it."""
         self.stream.append(self._heard(text), Kind.QUESTION)
 
     def cut(self, length: int, asked: int) -> None:

@@ -20,12 +20,13 @@ from marl.losses import Loss
 from marl.losses.kl import KLLoss
 from marl.losses.listening import ListeningLoss
 from marl.model.branches import read_questions
+from marl.model.loading import check_context
 from marl.model.lora import AdapterConfig, adapted, dropping, merged
 from marl.model.optim import OPTIMIZERS, MuonAndAdamW
-from marl.model.policy import Policy, check_context, dropout, pretrained, tiny_lm
+from marl.model.policy import Policy, dropout, pretrained, tiny_lm
 from marl.model.tokens import Tokens, train_tokenizer
 from marl.pretraining import corpus
-from marl.pretraining.config import BaseConfig, ModelConfig, tokenizer_games
+from marl.pretraining.config import BaseConfig, ModelConfig
 from marl.pretraining.corpus import CORPUS, LISTENING, Recorded, recorded, variants
 from marl.pretraining.fit import fit, held_out_figures
 from marl.rollout.games import file_digests, game_module, scripts_module, without_later
@@ -51,16 +52,13 @@ def base_policy(
     progress: Progress = lambda what, done, total: None,
     report: Report = print,
 ) -> tuple[Policy, Path | None]:
-    """The base, from the cache if it is there, and its folder (None for an untouched `transformers` model; of a policy
-    that was trained here, its own). `kept`: a folder that may hold a copy, which goes back into the cache instead of
-    training again."""
+    """Returns the base and its folder: from the cache, or trained now and cached.
+
+    An untouched `transformers` model has no folder, a policy that was trained here its own. `kept`: a folder that may
+    hold a copy, which goes back into the cache instead of training again.
+    """
     if model.kind == "hf" and base.data == "none":
-        saved = Path(model.name)
-        if (saved / "policy.json").is_file():  # a policy of this project, with its critic
-            return load_policy(saved, device, privileged_size, dtype=model.dtype), saved
-        policy = pretrained(model.name, privileged_size, seed=base.seed, dtype=model.dtype).to(device).eval()
-        read_questions(policy.tokens, policy.lm, model.questions)
-        return policy, None
+        return _as_it_is(model, privileged_size, device, base.seed)
     if base.data == "human" and not human_data:
         raise UserError(
             "base.data=human needs the human dialogues. Give their folder as data.dond=DIR (files data.txt, val.txt, "
@@ -70,39 +68,48 @@ def base_policy(
     made_of = base_settings(model, base, env, human_data)
     folder = base_folder(cache, made_of)
 
-    def make() -> None:
-        report(f"training the base model on {base.data} games (once; kept in {folder})")
-        policy, figures = _train(model, base, env, human_data, device, progress, report)
-        save_policy(folder, policy, {"made_of": made_of, "figures": figures, "game": env["game"]})
-
-    def teach() -> None:
-        untaught = replace(base, lessons=())
-        policy, _ = base_policy(
-            model, untaught, env, cache=cache, human_data=human_data, device=device, progress=progress, report=report
-        )
-        report(f"teaching the base model to listen (once; kept in {folder})")
-        policy, figures = _teach(policy, base, env, model.base_lora, progress, report)
-        save_policy(folder, policy, {"made_of": made_of, "figures": figures, "game": env["game"]})
-
-    def put_back() -> None:
-        assert kept is not None
-        report(f"the base model is no longer in the cache; copying {kept} there")
-        copy_folder(kept, folder)
-
     def is_it(there: Path) -> bool:
         return canonical(read_card(there).get("made_of")) == canonical(made_of)
+
+    def make() -> None:
+        if kept is not None and kept.is_dir() and is_it(kept):
+            report(f"the base model is no longer in the cache; copying {kept} there")
+            copy_folder(kept, folder)
+            return
+        if base.lessons:
+            policy, _ = base_policy(
+                model, replace(base, lessons=()), env, cache=cache, human_data=human_data, device=device,
+                progress=progress, report=report,
+            )  # fmt: skip
+            report(f"teaching the base model to listen (once; kept in {folder})")
+            policy, figures = _teach(policy, base, env, model.base_lora, progress, report)
+        else:
+            report(f"training the base model on {base.data} games (once; kept in {folder})")
+            policy, figures = _train(model, base, env, human_data, device, progress, report)
+        save_policy(folder, policy, {"made_of": made_of, "figures": figures, "game": env["game"]})
 
     if not folder.exists():
         check_context(model.lm_config(), model.context)
         check_writable(cache, "cache")
-        there = kept is not None and kept.is_dir() and is_it(kept)
-        make_once(folder, put_back if there else teach if base.lessons else make, report)
+        make_once(folder, make, report)
     policy = load_policy(folder, device, privileged_size, dtype=model.dtype)  # checks all that is in the folder
     if not is_it(folder):
         raise UserError(f"{folder} holds a base made of other settings (see its policy.json). Remove it")
     figures = read_card(folder).get("figures", {})
     report("base model: " + ", ".join(f"{name} {value:.3g}" for name, value in figures.items()))
     return policy, folder
+
+
+def _as_it_is(
+    model: ModelConfig, privileged_size: int, device: torch.device | str, seed: int
+) -> tuple[Policy, Path | None]:
+    """Loads a model that needs no training: a policy of this project and its folder, or one of `transformers`."""
+    saved = Path(model.name)
+    if (saved / "policy.json").is_file():  # with its critic
+        return load_policy(saved, device, privileged_size, dtype=model.dtype), saved
+    policy = pretrained(model.name, privileged_size, seed=seed, dtype=model.dtype).to(device).eval()
+    read_questions(policy.tokens, policy.lm, model.questions)
+    return policy, None
 
 
 def base_settings(
@@ -127,8 +134,8 @@ def base_settings(
         "human_data": human,
     }
     if not human:
-        fewer = tokenizer_games(base) < base.tokenizer_games
-        made_of |= {"tokenizer_games": tokenizer_games(base)} if fewer else {}
+        fewer = base.games_of_tokenizer < base.tokenizer_games
+        made_of |= {"tokenizer_games": base.games_of_tokenizer} if fewer else {}
         made_of |= getattr(scripts_module(env["game"]), "VERSION", {})
         made_of |= file_digests(env, *varied, *({**env, **lesson.env} for lesson in base.lessons))
     if model.kind == "hf":
@@ -171,24 +178,18 @@ def _train(
     progress: Progress,
     report: Report,
 ) -> tuple[Policy, dict[str, float]]:
+    """Trains a base on games of scripted players or of people. Returns it and its held-out figures."""
     game, games = env["game"], variants(env, base.vary)
-    human: dict[str, Recorded] = {}
-    if human_data:
-        splits: tuple[Split, ...] = ("train", "val", "test")
-        human = {split: recorded(human_data, split, games, base) for split in splits}
-        for split, found in human.items():
-            left_out = ", ".join(f"{count} {why}" for why, count in found.left_out.items())
-            counts = f"{len(found.steps)} views of {len(set(found.dialogues))} dialogues"
-            report(f"human dialogues, {split}: {counts}; left out: {left_out or 'none'}")
-    if model.kind == "tiny":
-        if human_data and human:  # of all dialogues, so that bases of few and of many share their tokens
+    human = _read_people(human_data, games, base, report) if human_data else {}
+    if model.kind == "hf":
+        policy = pretrained(model.name, seed=base.seed, dtype=model.dtype).to(device)
+    else:
+        if human_data:  # of all dialogues, so that bases of few and of many share their tokens
             whole = replace(base, keep="all", human_games=0)
             texts = (human["train"] if whole == base else recorded(human_data, "train", games, whole)).texts
         else:
-            texts = corpus.scripted_texts(game, games, base.seed, tokenizer_games(base))
+            texts = corpus.scripted_texts(game, games, base.seed, base.games_of_tokenizer)
         policy = from_scratch(game, texts, model, base.seed).to(device)
-    else:
-        policy = pretrained(model.name, seed=base.seed, dtype=model.dtype).to(device)
     tokens = policy.tokens
     read_questions(tokens, policy.lm, model.questions)
     if model.base_lora:
@@ -199,18 +200,7 @@ def _train(
         draw = corpus.human_epochs(human_data, games, tokens, base)
     else:
         held_out = corpus.held_out_rows(env, tokens, base)
-        lengths = sorted(len(episode.streams[agent]) for episode, agent in held_out)
-        longer = sum(length > model.context for length in lengths) / len(lengths)
-        if longer > 0.5:
-            raise UserError(
-                f"model.context={model.context} is too short: views of scripted games have a median of "
-                f"{lengths[len(lengths) // 2]} tokens, up to {lengths[-1]}. Raise it, or lower the game's limits"
-            )
-        if longer:
-            report(
-                f"model.context={model.context} is shorter than {longer:.1%} of the views of scripted games (up to "
-                f"{lengths[-1]} tokens): players whose view outgrows it fall silent"
-            )
+        _check_lengths(held_out, model.context, report)
         steps = math.ceil(len(games[0]().possible_agents) * base.games / base.rows)
         chunks = corpus.scripted_chunks(game, games, tokens, base, base.players, (CORPUS,), steps * base.rows)
         draw = corpus.chunk_batches(chunks, base, (CORPUS,))
@@ -231,6 +221,35 @@ def _train(
         found_test = measured(human["test"].first(base.held_out_games).rows(tokens))
         figures |= {f"test_{name}": value for name, value in found_test.items()}
     return policy, figures
+
+
+def _read_people(
+    folder: str, games: Sequence[Callable[[], Any]], base: BaseConfig, report: Report
+) -> dict[str, Recorded]:
+    """Reads the human dialogues of each split, and reports what is left out."""
+    splits: tuple[Split, ...] = ("train", "val", "test")
+    human: dict[str, Recorded] = {split: recorded(folder, split, games, base) for split in splits}
+    for split, found in human.items():
+        left_out = ", ".join(f"{count} {why}" for why, count in found.left_out.items())
+        counts = f"{len(found.steps)} views of {len(set(found.dialogues))} dialogues"
+        report(f"human dialogues, {split}: {counts}; left out: {left_out or 'none'}")
+    return human
+
+
+def _check_lengths(rows: Sequence[Row], context: int, report: Report) -> None:
+    """Raises UserError if most views of scripted games are longer than `context`; reports it if some are."""
+    lengths = sorted(len(episode.streams[agent]) for episode, agent in rows)
+    longer = sum(length > context for length in lengths) / len(lengths)
+    if longer > 0.5:
+        raise UserError(
+            f"model.context={context} is too short: views of scripted games have a median of "
+            f"{lengths[len(lengths) // 2]} tokens, up to {lengths[-1]}. Raise it, or lower the game's limits"
+        )
+    if longer:
+        report(
+            f"model.context={context} is shorter than {longer:.1%} of the views of scripted games (up to "
+            f"{lengths[-1]} tokens): players whose view outgrows it fall silent"
+        )
 
 
 def _teach(

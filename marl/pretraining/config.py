@@ -14,9 +14,10 @@ from marl.losses.imitation import ImitationLoss
 from marl.losses.listening import ListeningLoss
 from marl.losses.world_model import WorldModelLoss
 from marl.model.branches import QUESTIONS
+from marl.model.loading import MOST, load_config
 from marl.model.lora import AdapterConfig
 from marl.model.optim import OPTIMIZERS
-from marl.model.policy import MOST, load_config, tiny_config
+from marl.model.policy import tiny_config
 
 DATA, KINDS, KEEPS = ("scripted", "human", "none"), ("tiny", "hf"), ("all", "nonzero")
 MOST_SEEDS = 2**63 - 1  # as torch takes them
@@ -149,6 +150,11 @@ class BaseConfig:
             if not values:
                 raise UserError(f"base.vary.{name}=[]: must name a value; or leave it out (~base.vary.{name})")
 
+    @property
+    def games_of_tokenizer(self) -> int:
+        """Number of scripted games for the tokenizer: no more than a small base learns from."""
+        return min(max(self.games, 20), self.tokenizer_games)
+
     def losses(self) -> dict[str, Loss]:
         return {
             "imitation": ImitationLoss(self.imitation),
@@ -170,8 +176,3 @@ class BaseConfig:
         unused |= {"tokenizer_games"} if self.data == "human" else of_people
         unused |= set() if self.lessons else {"lessons"}
         return {name: value for name, value in asdict(self).items() if name not in unused}
-
-
-def tokenizer_games(base: BaseConfig) -> int:
-    """Number of scripted games for the tokenizer: no more than a small base learns from."""
-    return min(max(base.games, 20), base.tokenizer_games)

@@ -21,11 +21,11 @@ from marl.learning.batch import Row, rows_of
 from marl.model.tokens import StreamWriter, Tokens
 from marl.pretraining.config import BaseConfig
 from marl.rollout.games import env_maker, scripted, scripts_module
-from marl.rollout.rollout import rollout
+from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import Game, draw_games
 from marl.types import INSIDERS, Episode, Kind, Turn, answered
 
-CORPUS, TOKENIZER, HELD_OUT, LISTENING, CHOICE = 101, 102, 103, 104, 105  # places of the seed
+CORPUS, TOKENIZER, HELD_OUT, LISTENING, CHOICE = 101, 102, 103, 104, 105  # parts of the seed
 ORDERS = tuple(itertools.permutations(range(3), 3))
 # Steps that no game has: a text that the player alone reads (`StreamWriter.tell`), a reply that no loss learns.
 Told = tuple[Literal["tell", "given"], str]
@@ -105,50 +105,60 @@ def recorded(
     a player reads beside the game, from the view, the order of its renamed items (`permuted`) and its steps. `cut`:
     what of a dialogue is shown. Raises UserError if there are fewer than `human_games` dialogues.
     """
-
-    def held_out(view: HumanView) -> bool:
-        return base.hold_out and split == "train" and in_test(Context(view.counts, (view.values, view.partner_values)))
-
-    def unwanted(view: HumanView) -> str:
-        if held_out(view):
-            return "test context"
-        if split == "train" and base.deals_only and not view.agree:
-            return "no deal"
-        if split == "train" and base.keep == "nonzero" and not view.reward:
-            return "scored 0"
-        return refuse(view)
-
     environments = [make() for make in games]
     found = _read(folder, split)
-    reasons = [unwanted(view) for view in found.usable]
+    reasons = [_unwanted(view, split, base) or refuse(view) for view in found.usable]
     wanted = [view for view, reason in zip(found.usable, reasons, strict=True) if not reason]
     left_out = found.skipped + Counter(filter(None, reasons))
     if split == "train" and base.human_games:
-        dialogues = list(dict.fromkeys(view.dialogue for view in wanted))
-        if base.human_games > len(dialogues):
-            raise UserError(
-                f"base.human_games={base.human_games}: data.dond={folder} has {len(dialogues)} dialogues to learn from "
-                "under these settings. Choose fewer, or 0 for all"
-            )
-        rng = np.random.default_rng([base.seed, CHOICE])
-        chosen = {dialogues[i] for i in rng.permutation(len(dialogues))[: base.human_games]}
+        chosen = _drawn({view.dialogue: None for view in wanted}, base, folder)
         left_out["not drawn"] = sum(view.dialogue not in chosen for view in wanted)
         wanted = [view for view in wanted if view.dialogue in chosen]
     place = {view.index: i for i, view in enumerate(found.usable)}
     steps: list[Steps] = []
-    known = []
+    dialogues: list[str] = []
     for view in wanted:
-        dialogue, variant, order = view.dialogue, place[view.index] % len(environments), ORDERS[0]
-        view = as_it_is = cut(view)
+        shown = renamed = cut(view)
+        order = ORDERS[0]
         if permute is not None:
-            renamed = [(new, order) for order in ORDERS for new in [permuted(view, order)] if not held_out(new)]
-            view, order = renamed[permute.integers(len(renamed))]
-            order = ORDERS[0] if view is as_it_is else order
-        replayed, refused = replay_all([view], environments[variant])
-        steps += [add(as_it_is, order, each) for each in replayed]
-        known += [dialogue] * len(replayed)
+            ways = [(permuted(shown, order), order) for order in ORDERS]
+            ways = [way for way in ways if not _held_out(way[0], split, base)]
+            renamed, order = ways[permute.integers(len(ways))]
+            if renamed is shown:  # its items cannot be renamed
+                order = ORDERS[0]
+        replayed, refused = replay_all([renamed], environments[place[view.index] % len(environments)])
+        steps += [add(shown, order, each) for each in replayed]
+        dialogues += [view.dialogue] * len(replayed)
         left_out += refused
-    return Recorded(steps, left_out, known)
+    return Recorded(steps, left_out, dialogues)
+
+
+def _held_out(view: HumanView, split: Split, base: BaseConfig) -> bool:
+    """Tells whether training must leave out a view, since it is of a test context."""
+    return base.hold_out and split == "train" and in_test(Context(view.counts, (view.values, view.partner_values)))
+
+
+def _unwanted(view: HumanView, split: Split, base: BaseConfig) -> str:
+    """Says why the settings of `base` leave out a view of a split; empty if they keep it."""
+    if _held_out(view, split, base):
+        return "test context"
+    if split == "train" and base.deals_only and not view.agree:
+        return "no deal"
+    if split == "train" and base.keep == "nonzero" and not view.reward:
+        return "scored 0"
+    return ""
+
+
+def _drawn(dialogues: Iterable[str], base: BaseConfig, folder: str) -> set[str]:
+    """Draws the `human_games` dialogues to learn from. Raises UserError if there are fewer."""
+    every = list(dialogues)
+    if base.human_games > len(every):
+        raise UserError(
+            f"base.human_games={base.human_games}: data.dond={folder} has {len(every)} dialogues to learn from "
+            "under these settings. Choose fewer, or 0 for all"
+        )
+    rng = np.random.default_rng([base.seed, CHOICE])
+    return {every[i] for i in rng.permutation(len(every))[: base.human_games]}
 
 
 def _read(folder: str, split: Split) -> HumanSplit:
@@ -203,7 +213,7 @@ def scripted_texts(
     agent = TextAgent("scripted", make)
     for number, make_env in enumerate(variants):
         drawn = draw_games(seed, TOKENIZER, number, count=games // len(variants))
-        rollout(drawn, lambda g, e: dict.fromkeys(e.possible_agents, agent), make_env, 64)
+        rollout(drawn, everyone(agent), make_env, 64)
     return [text for sink in sinks for text in sink.texts]
 
 
@@ -212,7 +222,7 @@ def scripted_rows(
 ) -> list[Row]:
     """Plays scripted games and returns them as a language model would have met them, one row a seat."""
     agent = scripted(game, players, tokens)
-    episodes = rollout(games, lambda g, e: dict.fromkeys(e.possible_agents, agent), make_env, 64)
+    episodes = rollout(games, everyone(agent), make_env, 64)
     return rows_of(episodes, {agent.name})
 
 

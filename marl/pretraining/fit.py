@@ -12,11 +12,10 @@ from marl.common.errors import UserError
 from marl.learning.batch import Row, collate
 from marl.learning.config import UpdateConfig
 from marl.learning.forward import forward
-from marl.learning.micro_batches import micro_batches
+from marl.learning.micro_batches import passes
 from marl.learning.update import NotFinite, update
 from marl.losses import Loss
 from marl.losses.listening import log_truth
-from marl.model.branches import tokens_read
 from marl.model.optim import Optimizer
 from marl.model.policy import Policy
 from marl.pretraining.config import BaseConfig
@@ -78,9 +77,7 @@ def held_out_figures(
     first: list[float] = []
     last: list[float] = []
     batch = collate(held_out, {}, silent_roles=INSIDERS)
-    costs = tokens_read(policy.lm, batch.branch, batch.lengths)
-    for rows in micro_batches(batch, torch.arange(batch.shape[0]), 16384, lengths=costs):
-        part = batch.select(rows).to(policy.device)
+    for part, rows in passes(policy, batch, 16384):
         with torch.autocast(policy.device.type, torch.bfloat16, enabled=bf16):
             out = forward(policy, part, 1.0, {"reply": False, "beliefs": False})
         mask = part.reply & part.imitate

@@ -66,27 +66,20 @@ class SpeakingReward:
     def _across(self, turn: Turn, hearing: list[Belief]) -> list[float]:
         found = []
         for after in hearing:
-            if after.step == turn.step + 1 and (after.listener != turn.agent or self.listeners == "all"):
-                before = [
-                    b
-                    for b in hearing
-                    if (b.listener, b.question.text) == (after.listener, after.question.text) and b.step <= turn.step
+            if after.step != turn.step + 1 or (after.listener == turn.agent and self.listeners == "others"):
+                continue
+            before = [b for b in hearing if b.asked == after.asked and b.step <= turn.step]
+            if not before:
+                continue
+            compared = self._amount(before[-1])
+            if self.baseline == "resampled" and turn.instead:
+                # Who is not asked after another message believes what they did before.
+                others = [
+                    next((self._amount(b) for b in heard if b.asked == after.asked), compared) for heard in turn.instead
                 ]
-                if before:
-                    found.append(self._amount(after) - self._compared(turn, after, self._amount(before[-1])))
+                compared = sum(others) / len(others)
+            found.append(self._amount(after) - compared)
         return found
-
-    def _compared(self, turn: Turn, after: Belief, before: float) -> float:
-        """Returns the amount that belief after the message is compared with. If nobody is asked after another message,
-        belief stays as it was `before`."""
-        if self.baseline == "before" or not turn.instead:
-            return before
-        asked = (after.listener, after.question.text)
-        amounts = [
-            next((self._amount(b) for b in heard if (b.listener, b.question.text) == asked), before)
-            for heard in turn.instead
-        ]
-        return sum(amounts) / len(amounts)
 
     def _amount(self, belief: Belief) -> float:
         return belief.truth if self.of == "probability" else float(np.log(max(belief.truth, FLOOR)))

@@ -52,11 +52,11 @@ class Seats:
             )
 
     @property
-    def beside(self) -> str:
-        """Name of the player in the partners' seats."""
+    def partner_player(self) -> str:
+        """Name of the player in the partners' seats: the partner, or the player's past selves."""
         return f"{PAST}{self.player}" if self.pool else self.partner
 
-    def today(self) -> Seats:
+    def without_pool(self) -> Seats:
         """Returns the same seats without past selves, as in evaluation: the player holds theirs."""
         return replace(self, partners=0.0, pool=0, pick="uniform") if self.pool else self
 
@@ -64,7 +64,7 @@ class Seats:
 OFF = {"pool": 0, "pick": "uniform"}  # newer settings when off: no part of a run's identity
 
 
-def written(seats: Seats | Mapping[str, Any]) -> dict[str, Any]:
+def cast_settings(seats: Seats | Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a role's seats, without those of OFF."""
     settings = asdict(seats) if isinstance(seats, Seats) else seats
     return {name: value for name, value in settings.items() if (name, value) not in OFF.items()}
@@ -72,7 +72,9 @@ def written(seats: Seats | Mapping[str, Any]) -> dict[str, Any]:
 
 def players_of(cast: Mapping[str, Seats]) -> list[str]:
     """Names all who play, each once."""
-    names = [name for seats in cast.values() for name in (seats.player, *([seats.beside] * bool(seats.partners)))]
+    names: list[str] = []
+    for seats in cast.values():
+        names += [seats.player, seats.partner_player] if seats.partners else [seats.player]
     return list(dict.fromkeys(names))
 
 
@@ -101,7 +103,7 @@ def seats_per_player(cast: Mapping[str, Seats], env: Any) -> dict[str, int]:
             raise UserError(f"cast.{role}.partners={seats.partners}: there are only {size} seats of this role")
         most[seats.player] += size - math.floor(seats.partners)
         if partners:
-            most[seats.beside] += partners
+            most[seats.partner_player] += partners
     return most
 
 
@@ -118,13 +120,13 @@ def by_role(cast: Mapping[str, Seats], agents: Mapping[str, Agent]) -> Cast:
             held |= dict.fromkeys(own, agents[seats.player])
             count = math.floor(seats.partners + rng.random())
             for place in rng.permutation(len(own))[:count].tolist() if count else []:
-                held[own[place]] = agents[seats.beside]
+                held[own[place]] = agents[seats.partner_player]
         return held
 
     return seat
 
 
-def turn_about(first: Agent, second: Agent) -> Cast:
+def alternating(first: Agent, second: Agent) -> Cast:
     """Seats two players of a game with one role, who change seats from game to game."""
 
     def seat(game: Game, env: Any) -> Mapping[str, Agent]:

@@ -25,7 +25,7 @@ from marl.agents.text import TextAgent
 from marl.common.errors import UserError
 from marl.model.tokens import Tokens
 
-SAID = ("role", "questions", "error", "message", "span", "entry")  # keys that each agent's info always has
+INFO_KEYS = ("role", "questions", "error", "message", "span", "entry")  # keys that each agent's info always has
 
 
 def game_module(game: str) -> ModuleType:
@@ -81,11 +81,11 @@ def is_installed(env: Mapping[str, Any]) -> bool:
     return True
 
 
-def check_said(env: Any, infos: Mapping[str, Any]) -> None:
-    """Raises UserError, naming the game, if its `infos` lack a key of SAID or, at the end, a valid `outcome`."""
+def check_infos(env: Any, infos: Mapping[str, Any]) -> None:
+    """Raises UserError, naming the game, if its `infos` lack a key of INFO_KEYS or, at the end, a valid `outcome`."""
     game = type(env).__name__
     for agent, info in infos.items():
-        if lacking := [name for name in SAID if name not in info]:
+        if lacking := [name for name in INFO_KEYS if name not in info]:
             raise UserError(
                 f"{game}: infos[{agent!r}] has no {', '.join(lacking)}; a game says these of each agent at every step, "
                 "as docs/howto/game.md describes"

@@ -30,27 +30,40 @@ ROWS, MOST_ROWS = 8, 64  # streams read side by side; at most, if `wide`
 VOTE = "vote"  # text of the question that stands for a choice among options, some of which are true
 
 
-@dataclass
+@dataclass(eq=False)
 class Message:
     """A message and the game before it. `lengths`: how many tokens of its stream each agent had read by then (the
     author: up to the message)."""
 
-    game: int
-    turn: int
+    at: tuple[int, int]  # indices of the episode and of the turn
+    episode: Episode
+    turn: Turn
     env: Any
     lengths: dict[str, int]
     replies: list[list[int]] = field(default_factory=list)  # drawn instead
     heard: list[list[Belief]] = field(default_factory=list)  # answers after each reply
 
+    @property
+    def author(self) -> str:
+        """Name of the player who wrote it."""
+        return self.episode.players[self.turn.agent]
 
-@dataclass
-class Stop:
-    """A point in a stream, after `length` tokens. For each other message: the tokens that follow, and the questions."""
 
-    length: int
+@dataclass(eq=False)
+class ForkPoint:
+    """A point in an agent's stream, after `length` tokens. For each other message: the tokens that follow, and the
+    questions."""
+
     message: Message
+    agent: str
+    length: int
     chunks: list[list[int]] = field(default_factory=list)
     asked: list[list[Asked]] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[int]:
+        """The stream up to this point."""
+        return self.message.episode.streams[self.agent].tokens[: self.length]
 
 
 def resample(
@@ -73,37 +86,33 @@ def resample(
     """
     models = {name: agent for name, agent in agents.items() if isinstance(agent, ModelAgent)}
     env = make_env()
-    messages = [p for n, episode in enumerate(episodes) for p in _messages(n, episode, env, models, speakers)]
+    messages = [m for n, episode in enumerate(episodes) for m in _messages(n, episode, env, models, speakers)]
     for name, model in models.items():
-        own = [p for p in messages if episodes[p.game].players[_turn(episodes, p).agent] == name]
-        _draw(model, episodes, own, count, wide)
+        own = [message for message in messages if message.author == name]
+        _draw(model, own, count, wide)
         for message in own:
-            message.replies += [model.tokens.encode(text) for text in also(message.game, message.turn)]
-            message.replies += [list(_turn(episodes, message).reply_ids)] if votes else []
-    drawn = count
-    count = max((len(message.replies) for message in messages), default=0)
-    stops: dict[str, dict[tuple[int, str], list[Stop]]] = {name: {} for name in models}
+            message.replies += [model.tokens.encode(text) for text in also(*message.at)]
+            message.replies += [list(message.turn.reply_ids)] if votes else []
+    points: dict[str, list[ForkPoint]] = {name: [] for name in models}
     for message in messages:
         message.heard = [[] for _ in message.replies]
-        voting = range(drawn, len(message.replies)) if votes else range(0)
-        for agent, stop in _hearing(episodes[message.game], message, models, voting).items():
-            stops[episodes[message.game].players[agent]].setdefault((message.game, agent), []).append(stop)
-    for name, by_seat in stops.items():
-        _hear(models[name], episodes, by_seat, count, wide)
-    filled: dict[tuple[int, int], dict[str, Any]] = {}
-    for p in messages:
-        tokens = models[episodes[p.game].players[_turn(episodes, p).agent]].tokens
-        texts = tuple(tokens.reply_text(ids) for ids in p.replies[:drawn])
-        filled[p.game, p.turn] = {"instead": tuple(map(tuple, p.heard)), "otherwise": texts}
+        for point in _play_others(message, models, range(count, len(message.replies)) if votes else ()):
+            points[message.episode.players[point.agent]].append(point)
+    most = max((len(message.replies) for message in messages), default=0)
+    for name, own_points in points.items():
+        _answer(models[name], own_points, most, wide)
+    filled = {
+        m.at: {
+            "instead": tuple(map(tuple, m.heard)),
+            "otherwise": tuple(map(models[m.author].tokens.reply_text, m.replies[:count])),
+        }
+        for m in messages
+    }
     empty = {"instead": (), "otherwise": ()}
     return [
         replace(e, turns=tuple(replace(t, **filled.get((n, u), empty)) for u, t in enumerate(e.turns)))
         for n, e in enumerate(episodes)
     ]
-
-
-def _turn(episodes: Sequence[Episode], message: Message) -> Turn:
-    return episodes[message.game].turns[message.turn]
 
 
 def _messages(
@@ -130,7 +139,8 @@ def _messages(
                 writers[agent].stream = _beginning(episode.streams[agent], turn.start)
         for agent, (u, turn) in now.items():
             if turn.message and agent in writers and turn.reply_ids and episode.players[agent] in speakers:
-                yield Message(number, u, copy.deepcopy(env), {a: len(writer.stream) for a, writer in writers.items()})
+                lengths = {a: len(writer.stream) for a, writer in writers.items()}
+                yield Message((number, u), episode, turn, copy.deepcopy(env), lengths)
         for agent, (_, turn) in now.items():
             if agent in writers and turn.reply_ids:
                 writers[agent].reply(turn.reply_ids, Kind.CHOICE if turn.kind == TurnKind.CHOOSE else Kind.SPEECH)
@@ -142,50 +152,47 @@ def _beginning(stream: Stream, length: int) -> Stream:
     return Stream(stream.tokens[:length], stream.kinds[:length])
 
 
-def _rows(
-    episodes: Sequence[Episode], by_seat: Mapping[tuple[int, str], list[Stop]], engine: Engine, rows: int
-) -> Iterator[tuple[list[int], list[Stop], torch.Tensor]]:
-    """Reads streams, several side by side, from stop to stop. Yields the slots, their stops, and the last tokens'
+def _fork_engine(agent: ModelAgent, count: int, wide: bool) -> tuple[Engine, int]:
+    """Makes an engine for streams side by side, each with `count` forks. Returns it and the number of streams."""
+    rows = min(MOST_ROWS, max(ROWS, agent.engine.slots // (count + 1))) if wide else ROWS
+    return Engine(agent.policy, rows * (count + 1), agent.engine.context), rows
+
+
+def _read_streams(
+    points: Sequence[ForkPoint], engine: Engine, rows: int
+) -> Iterator[tuple[list[int], list[ForkPoint], Tensor]]:
+    """Reads streams, several side by side, from point to point. Yields the slots, their points, and the last tokens'
     hidden states (R, D), only of streams that had something to read."""
-    waiting = list(by_seat.items())
+    by_seat: dict[tuple[int, str], list[ForkPoint]] = {}
+    for point in points:
+        by_seat.setdefault((point.message.at[0], point.agent), []).append(point)
+    waiting = list(by_seat.values())
     for first in range(0, len(waiting), rows):
-        group = waiting[first : first + rows]
-        slots = [engine.allocate() for _ in group]
-        for number in range(max(len(stops) for _, stops in group)):
-            here = [i for i, (_, stops) in enumerate(group) if number < len(stops)]
-            at = [group[i][1][number] for i in here]
-            streams = [episodes[group[i][0][0]].streams[group[i][0][1]].tokens for i in here]
-            chunks = [s[engine.lengths[slots[i]] : x.length] for i, s, x in zip(here, streams, at, strict=True)]
-            new = [(slots[i], chunk) for i, chunk in zip(here, chunks, strict=True) if chunk]
+        group = [(engine.allocate(), own) for own in waiting[first : first + rows]]
+        for number in range(max(len(own) for _, own in group)):
+            here = [(slot, own[number]) for slot, own in group if number < len(own)]
+            chunks = [(slot, point.tokens[engine.lengths[slot] :]) for slot, point in here]
+            new = [(slot, chunk) for slot, chunk in chunks if chunk]
             last = torch.zeros(0, device=engine.policy.device)
             if new:
                 hidden = engine.read([slot for slot, _ in new], [chunk for _, chunk in new])
                 last = hidden[torch.tensor(np.cumsum([len(chunk) for _, chunk in new]) - 1, device=hidden.device)]
-            yield [slots[i] for i in here], at, last
-        for slot in slots:
+            yield [slot for slot, _ in here], [point for _, point in here], last
+        for slot, _ in group:
             engine.free(slot)
 
 
-def _side_by_side(agent: ModelAgent, count: int, wide: bool) -> int:
-    """Returns how many streams to read side by side, each with `count` forks."""
-    return min(MOST_ROWS, max(ROWS, agent.engine.slots // (count + 1))) if wide else ROWS
-
-
 @torch.no_grad()
-def _draw(agent: ModelAgent, episodes: Sequence[Episode], messages: Sequence[Message], count: int, wide: bool) -> None:
-    """Draws the other replies of these messages, as the agent draws its own."""
-    by_seat: dict[tuple[int, str], list[Stop]] = {}
-    for message in messages:
-        turn = _turn(episodes, message)
-        by_seat.setdefault((message.game, turn.agent), []).append(Stop(turn.start, message))
-    if not count:
+def _draw(agent: ModelAgent, messages: Sequence[Message], count: int, wide: bool) -> None:
+    """Draws `count` other replies for each of these messages, as the agent draws its own."""
+    if not (count and messages):
         return
-    rows = _side_by_side(agent, count, wide)
-    engine = Engine(agent.policy, rows * (count + 1), agent.engine.context)
-    for slots, stops, hidden in _rows(episodes, by_seat, engine, rows):
+    engine, rows = _fork_engine(agent, count, wide)
+    own_points = [ForkPoint(message, message.turn.agent, message.turn.start) for message in messages]
+    for slots, points, hidden in _read_streams(own_points, engine, rows):
         forks = [slot for own in slots for slot in engine.fork(own, count)]
-        at = [stop for stop in stops for _ in range(count)]
-        seeds = np.concatenate([_seeds(episodes, stop, count) for stop in stops])
+        at = [point for point in points for _ in range(count)]
+        seeds = np.concatenate([_seeds(point, count) for point in points])
         replies: list[list[int]] = [[] for _ in at]
         active, last = list(range(len(at))), hidden.repeat_interleave(count, 0)
         while active:
@@ -203,60 +210,60 @@ def _draw(agent: ModelAgent, episodes: Sequence[Episode], messages: Sequence[Mes
             ]
             if active:
                 last = engine.read([forks[i] for i in active], [replies[i][-1:] for i in active])
-        for stop, reply in zip(at, replies, strict=True):
-            stop.message.replies.append(reply)
+        for point, reply in zip(at, replies, strict=True):
+            point.message.replies.append(reply)
         for slot in forks:
             engine.free(slot)
     agent.engine.tokens_read += engine.tokens_read
 
 
-def _seeds(episodes: Sequence[Episode], stop: Stop, count: int) -> np.ndarray:
-    """Returns seeds of the draws at a stop, (count,): functions of the game and of what the author has read."""
-    episode, turn = episodes[stop.message.game], _turn(episodes, stop.message)
-    prefix = zlib.crc32(np.array(episode.streams[turn.agent].tokens[: stop.length], dtype=np.int64).tobytes())
-    return np.random.SeedSequence([episode.seed, RESAMPLED, prefix]).generate_state(count, np.uint64)
+def _seeds(point: ForkPoint, count: int) -> np.ndarray:
+    """Returns seeds of the draws at a point, (count,): functions of the game and of what the author has read."""
+    prefix = zlib.crc32(np.array(point.tokens, dtype=np.int64).tobytes())
+    return np.random.SeedSequence([point.message.episode.seed, RESAMPLED, prefix]).generate_state(count, np.uint64)
 
 
-def _hearing(
-    episode: Episode, message: Message, models: Mapping[str, ModelAgent], voting: Collection[int]
-) -> dict[str, Stop]:
+def _play_others(message: Message, models: Mapping[str, ModelAgent], voting: Collection[int]) -> list[ForkPoint]:
     """Plays each other message in a copy of the game; returns what each agent that is asked then reads.
 
     `voting`: indices of the messages after which the game goes on to the vote.
     """
-    turn = episode.turns[message.turn]
-    stops = {agent: Stop(length, message) for agent, length in message.lengths.items()}
+    episode, turn = message.episode, message.turn
+    points = {agent: ForkPoint(message, agent, length) for agent, length in message.lengths.items()}
     for number, ids in enumerate(message.replies):
         env = copy.deepcopy(message.env)
-        author = models[episode.players[turn.agent]]
-        actions = dict.fromkeys(env.agents, "") | {turn.agent: author.tokens.reply_text(ids)}
-        observations, _, _, _, infos = env.step(actions)
-        writers = {}
-        for agent, stop in stops.items():
-            recorded, tokens = episode.streams[agent], models[episode.players[agent]].tokens
-            writers[agent] = StreamWriter(tokens, _beginning(recorded, stop.length))
-            if agent == turn.agent:
-                writers[agent].reply(ids, Kind.SPEECH)
-        legal = {agent: _look(writer, observations, infos, agent, turn.step + 1) for agent, writer in writers.items()}
+        text = models[message.author].tokens.reply_text(ids)
+        observations, _, _, _, infos = env.step(dict.fromkeys(env.agents, "") | {turn.agent: text})
+        writers = {
+            agent: StreamWriter(models[episode.players[agent]].tokens, _beginning(episode.streams[agent], point.length))
+            for agent, point in points.items()
+        }
+        writers[turn.agent].reply(ids, Kind.SPEECH)
+        legal = _observe(writers, observations, infos, turn.step + 1)
         asked = {agent: list(writer.asked) for agent, writer in writers.items()}
         if number in voting:
             for agent, vote in _vote(episode, env, writers, observations, infos, legal, turn.step + 1).items():
                 asked[agent].append(vote)
-        for agent, stop in stops.items():
+        for agent, point in points.items():
             engine = models[episode.players[agent]].engine
-            end = max((each.position + 1 for each in asked[agent]), default=stop.length)
-            beside = 0 if engine.goes_back else max((len(each.branch) for each in asked[agent]), default=0)
+            end = max((each.position + 1 for each in asked[agent]), default=point.length)
+            beside = 0 if engine.can_branch_back else max((len(each.branch) for each in asked[agent]), default=0)
             fits = end + beside <= engine.context
-            stop.chunks.append(writers[agent].stream.tokens[stop.length : end] if fits else [])
-            stop.asked.append(asked[agent] if fits else [])
-    return {agent: stop for agent, stop in stops.items() if any(stop.asked)}
+            point.chunks.append(writers[agent].stream.tokens[point.length : end] if fits else [])
+            point.asked.append(asked[agent] if fits else [])
+    return [point for point in points.values() if any(point.asked)]
 
 
-def _look(writer: StreamWriter, observations: Any, infos: Any, agent: str, step: int) -> tuple[int, ...]:
-    """Reads what the game shows, up to the place of the reply. Returns the ids of its options."""
-    seen = observations[agent]
-    writer.observe(seen["text"], infos[agent]["questions"], step)
-    return writer.cue(seen["options"]) if seen["turn"] != TurnKind.WAIT else ()
+def _observe(
+    writers: Mapping[str, StreamWriter], observations: Any, infos: Any, step: int
+) -> dict[str, tuple[int, ...]]:
+    """Writes what the game shows to each agent, up to the place of its reply. Returns the ids of their options."""
+    legal: dict[str, tuple[int, ...]] = {}
+    for agent, writer in writers.items():
+        seen = observations[agent]
+        writer.observe(seen["text"], infos[agent]["questions"], step)
+        legal[agent] = writer.cue(seen["options"]) if seen["turn"] != TurnKind.WAIT else ()
+    return legal
 
 
 def _vote(
@@ -283,40 +290,31 @@ def _vote(
         replies = {agent: turns[step, agent].text for agent in due}
         observations, _, _, _, infos = env.step({agent: replies.get(agent, "") for agent in env.agents})
         step += 1
-        legal = {agent: _look(writer, observations, infos, agent, step) for agent, writer in writers.items()}
+        legal = _observe(writers, observations, infos, step)
     return {}
 
 
 @torch.no_grad()
-def _hear(
-    agent: ModelAgent,
-    episodes: Sequence[Episode],
-    by_seat: Mapping[tuple[int, str], list[Stop]],
-    count: int,
-    wide: bool,
-) -> None:
+def _answer(agent: ModelAgent, own_points: Sequence[ForkPoint], count: int, wide: bool) -> None:
     """Reads what the listeners hear of each other message, and notes their answers."""
-    if not by_seat:
+    if not own_points:
         return
-    rows = _side_by_side(agent, count, wide)
-    engine = Engine(agent.policy, rows * (count + 1), agent.engine.context)
-    seat_of = {id(stop): seat for seat, stops in by_seat.items() for stop in stops}
-    for slots, stops, _ in _rows(episodes, by_seat, engine, rows):
-        which = [[j for j, asked in enumerate(stop.asked) if asked] for stop in stops]
+    engine, rows = _fork_engine(agent, count, wide)
+    for slots, points, _ in _read_streams(own_points, engine, rows):
+        which = [[j for j, asked in enumerate(point.asked) if asked] for point in points]
         forks = [fork for slot, own in zip(slots, which, strict=True) for fork in engine.fork(slot, len(own))]
-        heard = [(stop, j) for stop, own in zip(stops, which, strict=True) for j in own]
-        new = [(fork, chunk) for fork, (stop, j) in zip(forks, heard, strict=True) if (chunk := stop.chunks[j])]
+        heard = [(point, j) for point, own in zip(points, which, strict=True) for j in own]
+        new = [(fork, chunk) for fork, (point, j) in zip(forks, heard, strict=True) if (chunk := point.chunks[j])]
         states = {}
-        beside = {} if engine.goes_back else _beside(engine, forks, heard)  # before states move on
+        beside = {} if engine.can_branch_back else _beside(engine, forks, heard)  # before states move on
         if new:
             hidden = engine.read([fork for fork, _ in new], [chunk for _, chunk in new])
             states = dict(zip((fork for fork, _ in new), hidden.split([len(chunk) for _, chunk in new]), strict=True))
         beside = beside or _beside(engine, forks, heard)
-        for fork, (stop, j) in zip(forks, heard, strict=True):
-            game, listener = seat_of[id(stop)]
-            asked = stop.asked[j]
+        for fork, (point, j) in zip(forks, heard, strict=True):
+            episode, asked = point.message.episode, point.asked[j]
             aside = iter(beside[fork])
-            found = [next(aside) if a.branch else states[fork][a.position - stop.length] for a in asked]
+            found = [next(aside) if a.branch else states[fork][a.position - point.length] for a in asked]
             logits = agent.policy.logits(torch.stack(found))
             # Votes at the sampling temperature; at temperature 0 engines note probabilities at 1.
             scales = [(agent.temperature or 1.0) if a.question.text == VOTE else 1.0 for a in asked]
@@ -324,21 +322,23 @@ def _hear(
                 (row[list(a.candidate_ids)].double() / scale).softmax(-1).cpu().numpy()
                 for row, a, scale in zip(logits, asked, scales, strict=True)
             ]
-            heard_by = beliefs_of(listener, episodes[game].roles[listener], asked, probs)
-            stop.message.heard[j] += answered(heard_by, episodes[game].answers)
+            beliefs = beliefs_of(point.agent, episode.roles[point.agent], asked, probs)
+            point.message.heard[j] += answered(beliefs, episode.answers)
         for fork in forks:
             engine.free(fork)
     agent.engine.tokens_read += engine.tokens_read
 
 
-def _beside(engine: Engine, forks: Sequence[int], heard: Sequence[tuple[Stop, int]]) -> dict[int, Iterable[Tensor]]:
+def _beside(
+    engine: Engine, forks: Sequence[int], heard: Sequence[tuple[ForkPoint, int]]
+) -> dict[int, Iterable[Tensor]]:
     """Reads questions beside each fork's stream, before or after it read the message. Returns states (D,) by fork."""
     found: dict[int, Iterable[Tensor]] = {}
-    for fork, (stop, j) in zip(forks, heard, strict=True):
+    for fork, (point, j) in zip(forks, heard, strict=True):
         branches = []
-        for asked in stop.asked[j]:
+        for asked in point.asked[j]:
             start = min(asked.position + 1, int(engine.lengths[fork]))
-            unread = stop.chunks[j][start - stop.length : asked.position + 1 - stop.length]
+            unread = point.chunks[j][start - point.length : asked.position + 1 - point.length]
             branches += [(start, [*unread, *asked.branch])] if asked.branch else []
         found[fork] = engine.read_beside([fork], [branches]) if branches else ()
     return found

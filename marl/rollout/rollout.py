@@ -10,7 +10,7 @@ from typing import Any
 from envs.core import END, TurnKind
 from marl.agents.base import Agent, Reply, Request
 from marl.model.tokens import Tokens
-from marl.rollout.games import check_said
+from marl.rollout.games import check_infos
 from marl.rollout.seeds import Game, sampling_seed
 from marl.types import Belief, Episode, Payment, Stream, Turn, answered
 
@@ -81,7 +81,7 @@ class Match:
     def __init__(self, index: int, game: Game, env: Any, cast: Cast) -> None:
         options = dict(game.options or {})
         observations, infos = env.reset(seed=game.seed, options=options)
-        check_said(env, infos)
+        check_infos(env, infos)
         self.index, self.game, self.env = index, game, env
         self.seats = cast(game, env)
         own = {name: style for name, agent in self.seats.items() if (style := getattr(agent, "style", None))}
@@ -135,7 +135,7 @@ class Match:
         truths = {s: tuple(map(own.index, self.infos[s].get("truths", ()))) for s, own in options.items()}
         actions = {seat: self.replies[seat].text if seat in self.replies else "" for seat in self.env.agents}
         self.observations, rewards, _, _, self.infos = self.env.step(actions)
-        check_said(self.env, self.infos)
+        check_infos(self.env, self.infos)
         for seat, info in self.infos.items():
             if "answers" in info:
                 self.answers.setdefault(seat, {}).update(info["answers"])

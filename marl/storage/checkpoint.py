@@ -24,6 +24,7 @@ from marl.common.errors import UserError, check_range, prefixed
 from marl.common.files import FAULTS, file_digest, fits, read_json, sync_folder, writing
 from marl.common.files import digest as digest_of
 from marl.model.branches import read_questions
+from marl.model.loading import read_tensors
 from marl.model.lora import (
     SETTINGS_FILE,
     WEIGHTS_FILE,
@@ -35,7 +36,7 @@ from marl.model.lora import (
     read_adapter,
 )
 from marl.model.optim import Optimizer, slots_of
-from marl.model.policy import Policy, pretrained, read_tensors
+from marl.model.policy import Policy, pretrained
 from marl.model.sharding import like, whole
 from marl.storage.folder import REFERENCE, run_around
 

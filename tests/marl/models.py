@@ -45,7 +45,8 @@ from transformers import (
 
 from envs import dond_v0
 from envs.dond import texts as dond_texts
-from marl.model.policy import Policy, load_lm, load_tokenizer, tiny_lm
+from marl.model.loading import load_lm, load_tokenizer
+from marl.model.policy import Policy, tiny_lm
 from marl.model.tokens import Tokens, train_tokenizer
 
 ARCHITECTURES = ("gpt2", "llama", "qwen3")

@@ -10,7 +10,7 @@ from marl.common.errors import UserError
 from marl.common.files import read_json
 from marl.decoding import memory
 from marl.decoding.probes import size_of
-from marl.model.policy import load_config
+from marl.model.loading import load_config
 from marl.storage.checkpoint import save_policy
 from tests.composing import DOND, configure, run_folder
 from tests.marl.models import CHATML, hf_tokenizer, random_lm, save, tiny_policy

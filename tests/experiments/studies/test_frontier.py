@@ -30,7 +30,7 @@ from marl.common.errors import UserError
 from marl.metrics.stats import bootstrap_mean
 from marl.model.policy import Policy
 from marl.planning.planner import PlannerConfig, PlanningAgent, Reader
-from marl.rollout.cast import turn_about
+from marl.rollout.cast import alternating
 from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import draw_games
@@ -62,7 +62,7 @@ def test_games_played_once_say_what_every_lambda_would_have_played() -> None:
     policy, drawn = negotiator(), draw_games(3, 1, count=6)
 
     def games(player: PlanningAgent) -> list:
-        return rollout(drawn, turn_about(player, scripted("dond")), env_maker(ENV), 12)
+        return rollout(drawn, alternating(player, scripted("dond")), env_maker(ENV), 12)
 
     arms = {"plan_0.3": PlannerConfig(lambdas=(0.3,), iterations=10)}
     entrant = Entrant("anchor", 0, policy, Path(), "", arms)

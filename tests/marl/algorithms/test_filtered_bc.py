@@ -17,8 +17,7 @@ from envs.dond import environment as dond_environment
 from marl.agents.text import TextAgent
 from marl.algorithms.filtered_bc import (
     FilteredBCConfig,
-    competitive,
-    seat_reward,
+    is_zero_sum,
     select,
     train_filtered_bc,
     without_errors,
@@ -47,15 +46,15 @@ def paid(rewards: tuple[float, float], deal: bool = True) -> Episode:
     return replace(episode([], claims=claims), payments=tuple(halves))
 
 
-def chosen(games: Sequence[Episode], keep: str, competitive: bool = False) -> list[tuple[int, str]]:
+def chosen(games: Sequence[Episode], keep: str, zero_sum: bool = False) -> list[tuple[int, str]]:
     seats = [(g, a) for a in dond_environment.AGENTS for g in games]
-    flags = select(seats, keep, competitive)
+    flags = select(seats, keep, zero_sum)
     return [(next(i for i, g in enumerate(games) if g is e), a) for (e, a), f in zip(seats, flags, strict=True) if f]
 
 
 def test_seats_are_selected_by_what_they_were_paid() -> None:
     games = [paid((0, 0), deal=False), paid((5, 5)), paid((8, 2))]  # the published example, mean 3.333
-    assert [seat_reward(games[2], a) for a in dond_environment.AGENTS] == [8, 2]
+    assert [games[2].paid(a) for a in dond_environment.AGENTS] == [8, 2]
     assert chosen(games, "above_mean") == [(1, "player_0"), (2, "player_0"), (1, "player_1")]
     assert chosen(games, "nonzero") == [(1, "player_0"), (2, "player_0"), (1, "player_1"), (2, "player_1")]
     assert len(chosen(games, "all")) == 6 and select([], "above_mean", False) == []
@@ -68,10 +67,10 @@ def test_the_competitive_rule_keeps_both_sides_of_even_deals() -> None:
     """Objective -1: scores are leads, their mean is 0. An even deal is worth 0 to both, and so is no deal."""
     games = [paid((0, 0), deal=False), paid((0, 0)), paid((3, -3))]
     assert chosen(games, "above_mean") == [(2, "player_0")]
-    assert chosen(games, "above_mean", competitive=True) == [(1, "player_0"), (2, "player_0"), (1, "player_1")]
-    assert len(chosen(games, "nonzero", competitive=True)) == 4
-    assert [competitive(dond_v0.parallel_env(objective=o)) for o in (-1.0, 0.0, 1.0)] == [True, False, False]
-    assert not competitive(Hint())
+    assert chosen(games, "above_mean", zero_sum=True) == [(1, "player_0"), (2, "player_0"), (1, "player_1")]
+    assert len(chosen(games, "nonzero", zero_sum=True)) == 4
+    assert [is_zero_sum(dond_v0.parallel_env(objective=o)) for o in (-1.0, 0.0, 1.0)] == [True, False, False]
+    assert not is_zero_sum(Hint())
 
 
 # -- errors leave no trace ---------------------------------------------------------------------------------------------

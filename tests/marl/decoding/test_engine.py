@@ -37,9 +37,10 @@ from marl.common.errors import UserError
 from marl.decoding.cache import SlotLayer, StateLayer
 from marl.decoding.engine import Engine
 from marl.decoding.packing import groups_within
-from marl.decoding.probes import continues, size_of
+from marl.decoding.probes import reads_chunks, size_of
 from marl.decoding.sampling import uniforms
-from marl.model.policy import Policy, check_context, half, pretrained
+from marl.model.loading import check_context
+from marl.model.policy import Policy, bf16_copy, pretrained
 from tests.marl.models import (
     ARCHITECTURES,
     RECURRENT,
@@ -338,7 +339,7 @@ def test_a_window_that_only_the_configuration_knows_is_none(name: str, read: int
     assert policy.lm.config.sliding_window == read
     rows = streams(policy, [CONTEXT, 20])
     engine = Engine(policy, 2, CONTEXT)
-    assert not engine.uncached and engine.goes_back
+    assert not engine.uncached and engine.can_branch_back
     for row, logits in zip(rows, read_in_pieces(engine, rows, [0, 1], 0), strict=True):
         torch.testing.assert_close(logits, whole(policy, row), atol=1e-4, rtol=0)
     asked = policy.logits(engine.read_beside([0], [[(CONTEXT, [5, 6])]]))[0]
@@ -375,9 +376,9 @@ def test_a_model_that_reads_in_pieces_what_it_does_not_as_a_whole_has_no_slots(m
 def test_who_starts_over_in_a_pass_goes_on_token_by_token() -> None:
     """Known of transformers 5.23 by reading it: Mamba's scan of several tokens begins at zero, Mamba-2's does not."""
     known = [False, True, False, True, True, True, True]
-    assert [continues(random_lm(name, 64)) for name in RECURRENT] == known
-    policies = [half(Policy(random_lm(name, small_tokens().size), small_tokens())) for name in RECURRENT]
-    assert [continues(each.lm) for each in policies] == known  # whose states are rounded
+    assert [reads_chunks(random_lm(name, 64)) for name in RECURRENT] == known
+    policies = [bf16_copy(Policy(random_lm(name, small_tokens().size), small_tokens())) for name in RECURRENT]
+    assert [reads_chunks(each.lm) for each in policies] == known  # whose states are rounded
     engines = [Engine(each, 2, CONTEXT) for each in policies]
     assert [engine.uncached for engine in engines] == [""] * len(known)
     for engine in engines:  # also where states stay in float32
@@ -438,10 +439,10 @@ def write(policy: Policy, prompts: list[list[int]], seeds: list[int], n: int) ->
     return np.stack(ids, 1)[back], np.stack(logprobs, 1)[back]
 
 
-@pytest.mark.parametrize("few_shapes", [False, True], ids=["as many rows as there are", "shapes of a captured graph"])
+@pytest.mark.parametrize("fixed_shapes", [False, True], ids=["as many rows as there are", "shapes of a captured graph"])
 @pytest.mark.parametrize("name", ["mistral", "tiny"])
 def test_several_steps_at_once_sample_what_single_ones_do(
-    name: str, few_shapes: bool, policies: dict[str, Policy], monkeypatch: pytest.MonkeyPatch
+    name: str, fixed_shapes: bool, policies: dict[str, Policy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("marl.decoding.engine.STRETCH", 8)
     policy, steps, slots = precise(policies[name]), 6, [4, 0, 1]
@@ -451,7 +452,7 @@ def test_several_steps_at_once_sample_what_single_ones_do(
     left, paused = {4: 3 * steps, 0: 2 * steps, 1: 1}, 0
     for temperature in (1.0, 0.7, 0.0):
         single, several = Engine(policy, 5, CONTEXT), Engine(policy, 5, CONTEXT)
-        several.few_shapes = few_shapes
+        several.fixed_shapes = fixed_shapes
         expected: dict[int, list[tuple[int, float]]] = {slot: [] for slot in slots}
         said: dict[int, list[tuple[int, float]]] = {slot: [] for slot in slots}
         for engine in (single, several):
@@ -477,7 +478,7 @@ def test_several_steps_at_once_sample_what_single_ones_do(
             np.testing.assert_allclose(said[slot], expected[slot], atol=1e-6)
             assert several.lengths[slot] == len(read[slot]) + left[slot]
         assert several.lengths[[2, 3]].tolist() == [0, 0]  # the others' slots
-        assert {end for _, end, _ in several._writers} == ({16, 24} if few_shapes else set())
+        assert {end for _, end, _ in several._writers} == ({16, 24} if fixed_shapes else set())
     assert paused > 3  # rows that went on after a pause, beside others that did not have one
 
 
@@ -497,7 +498,7 @@ def test_captured_steps_are_made_anew_where_the_model_has_moved(policies: dict[s
     """As sharding moves it: a graph would go on reading where parameters were."""
     policy = precise(policies["tiny"])
     engine = Engine(policy, 2, CONTEXT)
-    engine.few_shapes = True
+    engine.fixed_shapes = True
     engine.read([0, 1], streams(policy, [3, 4]))
 
     def writer() -> object:

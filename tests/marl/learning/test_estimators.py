@@ -13,8 +13,7 @@ from marl.agents.model import ModelAgent
 from marl.common.errors import UserError
 from marl.learning.advantages import Credit, add_advantages
 from marl.learning.batch import collate, rows_of
-from marl.learning.estimators import ESTIMATORS, Baselines
-from marl.learning.estimators.rae import DECAY, rae
+from marl.learning.estimators import DECAY, ESTIMATORS, Baselines, rae
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import Seeds
 from marl.types import TokenBatch, Turn

@@ -230,3 +230,12 @@ def test_kl_to_oneself_is_zero_and_the_reference_is_left_alone(terms: dict[str, 
     assert [metrics[f"loss/{name}"] for name in terms] == pytest.approx([0.0] * len(terms), abs=1e-8)
     assert metrics["update/grad_norm"] < 1e-3
     assert identical(weights_of(reference), before) and all(p.grad is None for p in reference.parameters())
+
+
+@pytest.mark.parametrize("estimator", ["k2", "exact"])
+def test_kl_without_a_reference_is_refused(estimator: str) -> None:
+    """Else its log-probabilities would count as 0, and the loss would push all that was said towards certainty."""
+    policy, batch = played()
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
+    with pytest.raises(AssertionError, match="reference"):
+        update(policy, None, batch, {"kl": KLLoss(1.0, estimator)}, optimizer, UpdateConfig(), torch.Generator())

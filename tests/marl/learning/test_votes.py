@@ -56,8 +56,7 @@ def test_the_loss_is_the_cross_entropy_of_the_truth_over_all_votes() -> None:
     episode = voted((2, 0))
     batch = collate([(episode, "b")], {}, votes=True)
     probs = torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.3, 0.5], [0.25, 0.75, 0.0], [0.1, 0.6, 0.3]])
-    zeros = torch.zeros(batch.shape)
-    outputs = Outputs(zeros, zeros, zeros, probs.log(), zeros)
+    outputs = replace(Outputs.zeros(batch), beliefs=probs.log())
     losses = with_parts({"listening": ListeningLoss(weight=0.5, votes=3.0)})
     assert losses.keys() == {"listening", "listening_votes"} and losses["listening_votes"].weight == 1.5
     values, mask = losses["listening"](batch, outputs)

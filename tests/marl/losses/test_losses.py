@@ -12,7 +12,7 @@ from marl.learning.batch import collate
 from marl.losses import Loss, Outputs
 from marl.losses.entropy import EntropyLoss
 from marl.losses.imitation import ImitationLoss
-from marl.losses.kl import ESTIMATORS, KLLoss
+from marl.losses.kl import KL_ESTIMATORS, KLLoss
 from marl.losses.listening import ListeningLoss
 from marl.losses.plan import PlanLoss
 from marl.losses.policy import PolicyLoss
@@ -23,7 +23,7 @@ from tests.marl.batches import paying, three_turns
 
 EVERY: list[Loss] = [
     PolicyLoss(), PolicyLoss(speech=0.2, choice=3.0), ValueLoss(), EntropyLoss(), EntropyLoss(over="choice"),
-    EntropyLoss(over="speech"), *(KLLoss(weight=0.0, estimator=e) for e in ESTIMATORS), ListeningLoss(),
+    EntropyLoss(over="speech"), *(KLLoss(weight=0.0, estimator=e) for e in KL_ESTIMATORS), ListeningLoss(),
     WorldModelLoss(), WorldModelLoss(after_questions=False), ImitationLoss(),
     PlanLoss(), PlanLoss(form="cross_entropy"),
 ]  # fmt: skip
@@ -113,9 +113,7 @@ def test_losses_are_their_loops(loss: Loss, batch: TokenBatch, outputs: Outputs)
     values, mask = loss(batch, outputs)
     assert values.shape == mask.shape and mask.dtype == torch.bool and mask.any()
     np.testing.assert_allclose(values[mask].tolist(), naive(loss, batch, outputs), rtol=2e-5, atol=1e-6)
-    zeros = torch.zeros(batch.shape)
-    blank = Outputs(zeros, zeros, zeros, torch.zeros(outputs.beliefs.shape), zeros)
-    assert loss(batch, blank)[1].equal(mask)
+    assert loss(batch, Outputs.zeros(batch))[1].equal(mask)
     assert all(getattr(batch, name).equal(value) for name, value in before.items())  # nothing is written into
 
 
@@ -126,7 +124,7 @@ def test_which_tokens_each_loss_counts(batch: TokenBatch, outputs: Outputs) -> N
     assert counts == {
         repr(PolicyLoss()): 7, repr(PolicyLoss(speech=0.2, choice=3.0)): 7, repr(ValueLoss()): 3,
         repr(EntropyLoss()): 7, repr(EntropyLoss(over="choice")): 1,
-        repr(EntropyLoss(over="speech")): 6, **{repr(KLLoss(weight=0.0, estimator=e)): 6 for e in ESTIMATORS},
+        repr(EntropyLoss(over="speech")): 6, **{repr(KLLoss(weight=0.0, estimator=e)): 6 for e in KL_ESTIMATORS},
         repr(ListeningLoss()): 4, repr(WorldModelLoss()): 2 + 5,
         repr(WorldModelLoss(after_questions=False)): 2 + 5 - 3, repr(ImitationLoss()): 5,
         repr(PlanLoss()): 1, repr(PlanLoss(form="cross_entropy")): 1,
@@ -165,8 +163,9 @@ def say(
 ) -> Outputs:
     at = torch.tensor([[0.0, 1.0]])
     return Outputs(
-        at * logprob, at * entropy, at * value, torch.zeros(1, 2) if beliefs is None else beliefs, at * observed
-    )
+        at * logprob, at * entropy, at * value, torch.zeros(1, 2) if beliefs is None else beliefs, at * observed,
+        planned=torch.zeros(1, 2, 0), divergence=at * 0,
+    )  # fmt: skip
 
 
 def only(result: tuple[Tensor, Tensor]) -> float:

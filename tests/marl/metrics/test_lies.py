@@ -54,6 +54,7 @@ class Reader:
     """A policy whose state holds the last token of speech that it has read."""
 
     device = torch.device("cpu")
+    lm = None  # no questions stand beside these streams
 
     def hidden(self, tokens: Tensor, *places: Tensor) -> Tensor:
         return torch.nn.functional.one_hot(tokens, 12).float()[..., : WIDTH + 4]

@@ -246,7 +246,7 @@ def test_the_engine_reads_branches_in_their_slots_and_puts_states_back(name: str
     engine = Engine(policy, 4, 64)
     slots = [engine.allocate() for _ in range(3)]
     engine.read([slots[2], slots[0]], [STREAM, STREAM[:20]])
-    assert isinstance(engine.cache, SlotCache) and not engine.goes_back
+    assert isinstance(engine.cache, SlotCache) and not engine.can_branch_back
     held = [states.clone() for layer in engine.cache.states for states in layer.stored()]
     asked = [[(40, [19, 20]), (40, [21])], [(20, [5, 6, 7])]]
     found = engine.read_beside([slots[2], slots[0]], asked)

@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from marl.common.errors import UserError
-from marl.model.policy import Policy, check_finite, load_config, load_lm, pretrained, read_tensors
+from marl.model.loading import check_finite, load_config, load_lm, read_tensors
+from marl.model.policy import Policy, pretrained
 from marl.storage.checkpoint import load_policy, save_policy
 from tests.marl.models import CHATML, hf_tokenizer, random_lm, save, tiny_policy
 from tests.marl.storage.test_checkpoint import same, seal

@@ -20,9 +20,10 @@ from transformers import (
 from marl.common.errors import UserError
 from marl.learning.config import UpdateConfig
 from marl.learning.update import make_optimizer, update
+from marl.model.loading import load_config, load_lm, load_tokenizer
 from marl.model.lora import AdapterConfig, adapted, adapter_bytes, chosen_layers, copied, dropping, is_own, merged
 from marl.model.optim import trained
-from marl.model.policy import Policy, half, load_config, load_lm, load_tokenizer, pretrained, take_weights
+from marl.model.policy import Policy, bf16_copy, pretrained, take_weights
 from marl.model.tokens import Tokens
 from marl.storage.checkpoint import (
     load_policy,
@@ -246,7 +247,7 @@ def test_weights_in_bfloat16_with_an_adapter_in_float32(tmp_path: Path) -> None:
 
 def test_a_copy_that_plays_in_bfloat16_takes_over_adapters(tmp_path: Path) -> None:
     policy = adapted(tiny_policy(), SMALL)
-    copied = half(policy)
+    copied = bf16_copy(policy)
     assert torch.allclose(logits(copied), logits(policy), atol=0.5)
     take_weights(copied, moved(policy))
     for name, tensor in own_tensors(copied).items():
@@ -311,7 +312,7 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*given: object, **more: object) -> None:
         raise AssertionError("weights are loaded before the error")
 
-    monkeypatch.setattr("marl.model.policy.AutoModelForCausalLM.from_pretrained", load)
+    monkeypatch.setattr("marl.model.loading.AutoModelForCausalLM.from_pretrained", load)
 
 
 def test_an_adapter_for_another_base(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

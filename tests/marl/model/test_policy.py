@@ -30,7 +30,8 @@ from transformers import (
 
 from marl.agents.model import ModelAgent
 from marl.common.errors import UserError
-from marl.model.policy import Policy, choice_logits, load_config, load_lm, load_tokenizer, pretrained, tiny_lm
+from marl.model.loading import load_config, load_lm, load_tokenizer
+from marl.model.policy import Policy, choice_logits, pretrained, tiny_lm
 from marl.model.tokens import Tokens
 from tests.marl.models import ARCHITECTURES, CHATML, hf_tokenizer, random_lm, save, small_tokens, tiny_policy
 

@@ -24,7 +24,7 @@ from marl.pretraining import base as pretrain
 from marl.pretraining import corpus
 from marl.pretraining import fit as fitting
 from marl.pretraining.base import base_policy
-from marl.pretraining.config import BaseConfig, Lesson, ModelConfig, tokenizer_games
+from marl.pretraining.config import BaseConfig, Lesson, ModelConfig
 from marl.pretraining.corpus import scripted_texts
 from marl.pretraining.fit import fit, held_out_figures
 from marl.rollout.games import env_maker, scripted
@@ -164,8 +164,8 @@ def test_a_lesson_ends_once_it_is_learned(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_how_many_games_a_tokenizer_is_made_of() -> None:
-    games = [tokenizer_games(BaseConfig(games=games)) for games in (5, 300, 10_000)]
-    assert games == [20, 300, 800] and tokenizer_games(BaseConfig(tokenizer_games=200)) == 200
+    games = [BaseConfig(games=games).games_of_tokenizer for games in (5, 300, 10_000)]
+    assert games == [20, 300, 800] and BaseConfig(tokenizer_games=200).games_of_tokenizer == 200
     assert "tokenizer_games" not in BaseConfig().made_of()  # bases made before there was the setting are found
     assert BaseConfig(tokenizer_games=200).made_of()["tokenizer_games"] == 200
     assert "tokenizer_games" not in BaseConfig(data="human", tokenizer_games=200).made_of()

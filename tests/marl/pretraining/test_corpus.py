@@ -109,8 +109,7 @@ def test_the_claim_loss_reads_tags_ends_and_claims_but_no_words() -> None:
     heard = ("observe", "them: ok\n", ())
     found = Recorded([[heard, ("reply", says), heard, ("reply", claims)]], Counter())
     batch = collate(found.rows(tokens), {})
-    zeros = torch.zeros(batch.shape)
-    _, mask = ClaimLoss()(batch, Outputs(zeros, zeros, zeros, torch.zeros(0, 1), zeros))
+    _, mask = ClaimLoss()(batch, Outputs.zeros(batch))
     read = tokens.decode(batch.tokens[0][mask[0]].tolist())
     assert read == f"[message] [END]{claims}"
     assert PAD not in read

@@ -26,7 +26,7 @@ from marl.model.policy import Policy
 from marl.rewards import Reward
 from marl.rewards.game import GameReward
 from marl.rewards.speaking import SpeakingReward
-from marl.rollout.cast import OFF, Seats, by_role, learners_of, players_of, seats_per_player, written
+from marl.rollout.cast import OFF, Seats, by_role, cast_settings, learners_of, players_of, seats_per_player
 from marl.rollout.games import env_maker, scripted
 from marl.rollout.seeds import GAMES, Game, draw_games
 from marl.storage.checkpoint import optimizer_tensors
@@ -260,8 +260,8 @@ def test_past_selves_hold_the_partners_seats() -> None:
 
 def test_evaluation_is_without_past_selves_and_nothing_is_written_of_what_is_off() -> None:
     pooled = Seats("rival", "random", 0.5, pool=4, pick="wins")
-    assert pooled.today() == Seats("rival", "random", 0.0)
-    assert Seats("rival", "random", 0.5).today() == Seats("rival", "random", 0.5)
+    assert pooled.without_pool() == Seats("rival", "random", 0.0)
+    assert Seats("rival", "random", 0.5).without_pool() == Seats("rival", "random", 0.5)
     assert EvalConfig().seating({"imposter": pooled}) == {"imposter": Seats("rival", "random", 0.0)}
-    assert written(Seats()) == {"player": "learner", "partner": "base", "partners": 0.0}
-    assert OFF.items() <= vars(Seats()).items() and written(pooled)["pool"] == 4
+    assert cast_settings(Seats()) == {"player": "learner", "partner": "base", "partners": 0.0}
+    assert OFF.items() <= vars(Seats()).items() and cast_settings(pooled)["pool"] == 4
