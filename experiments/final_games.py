@@ -91,8 +91,8 @@ def warn_if_hopeless(work: Work, episodes: Sequence[Episode]) -> None:
         wrong = f"the game refuses {refused:.0%} of the learner's replies and pays {alike:.0%} of its seats {amount:g}"
         way_out = {
             "none": "train the model on scripted games first, by base=scripted",
-            "scripted": f"train a better base, by more games (base.games={base.games})",
-            "human": f"train a better base, by more passes (base.epochs={base.epochs})",
+            "scripted": f"train a better base, by more games (now base.games={base.games})",
+            "human": f"train a better base, by more passes (now base.epochs={base.epochs})",
         }[base.data]
     else:
         return

@@ -89,7 +89,7 @@ def test_games_that_nothing_can_be_learned_from_are_told(capsys: pytest.CaptureF
     none = "warning: next to nothing can be learned so far: the game refuses "
     assert hopeless(deals + failed, capsys).startswith(none)  # one in a hundred and one
     assert hopeless(deals + failed, capsys).endswith(
-        "pays 99% of its seats 0. Stop this run and train a better base, by more games (base.games=10000).\n"
+        "pays 99% of its seats 0. Stop this run and train a better base, by more games (now base.games=10000).\n"
     )
     assert "refuses 0% of the learner's replies and pays 100% of its seats 13. Stop" in hopeless(deals * 21, capsys)
     assert hopeless(refused + deals, capsys).startswith(none)
