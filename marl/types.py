@@ -113,7 +113,7 @@ class Belief:
 
     @property
     def asked(self) -> tuple[str, str]:
-        """Who is asked, and what."""
+        """The listener, and the question."""
         return self.listener, self.question.text
 
     @property

@@ -1,5 +1,4 @@
-"""Parts that studies of talkers share: players, cards, kept figures, tables and their
-drawing."""
+"""Parts that studies of talkers share: players, cards, kept figures, tables and their drawing."""
 
 import math
 import shutil
@@ -55,10 +54,10 @@ def limits_of(limits: PlayConfig) -> dict[str, Any]:
     return {"max_new_tokens": limits.max_new_tokens, "context": limits.context, **bf16}
 
 
-def publish(kept: Path, path: Path) -> None:
+def publish(made: Path, path: Path) -> None:
     """Copies a file that is kept beside a cell; none is beside those of earlier versions."""
-    if kept.exists():
-        shutil.copyfile(kept, path)
+    if made.exists():
+        shutil.copyfile(made, path)
 
 
 def say_arms(rows: Sequence[TableRow], out: Path) -> None:

@@ -203,7 +203,7 @@ class Opponents:
                 if any(self.runs.glob(f"{name}/{CONFIG}")):
                     raise UserError(f"opponent={name}: this run is not finished. Let its command finish, then serve.")
                 if name != CHAT:
-                    text_player(name, game, "opponent")
+                    check_script(name, game, self.runs)
                 if plans or condition.iteration is not None or condition.where:
                     raise UserError(f"opponent={name}: is no run, and neither plans nor has iterations or settings")
                 return Opponent(name, game, name, self.envs[game])
@@ -312,6 +312,17 @@ class Opponents:
         how = (self.planner, self.cicero)
         agent = model_player(run + plans, in_games, policy, limits, places, self.temperature, *how, env["game"], style)
         return Loaded(agent, fit.concurrency)
+
+
+def check_script(name: str, game: str, runs: Path) -> None:
+    """Raises UserError if no scripted player has this name, which no finished run has."""
+    try:
+        text_player(name, game)
+    except UserError as error:
+        raise UserError(
+            f"opponent={name}: there is no finished run of this name in {runs}, and no such scripted player. Train it, "
+            "or name another."
+        ) from error
 
 
 @lru_cache(maxsize=4096)

@@ -58,9 +58,8 @@ class Training:
     progress: Progress = field(default_factory=Progress)
     rename: Renaming | None = None  # see `update`
     ranks: Ranks = ONE
-    memory: dict[str, dict[str, float]] = field(
-        default_factory=dict
-    )  # of learners, besides weights; checkpoints keep it
+    # Of learners, besides weights. Checkpoints keep it.
+    memory: dict[str, dict[str, float]] = field(default_factory=dict)
     pools: Sequence[Pool] = ()  # past selves of learners in the cast
 
     def seats(self, learner: Learner) -> int:

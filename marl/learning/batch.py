@@ -80,7 +80,7 @@ def collate(
                 targets.append(BeliefTarget(b, turn.start - 1, turn.legal, turn.truths[0], turn.truths[1:], vote=True))
     privileged = np.array([episode.privileged.get(agent, ()) for episode, agent in rows], dtype=np.float32)
     return TokenBatch(
-        **{name: _stacked([row[name] for row in marked], -1 if name in IDS else 0) for name in BY_TOKEN},
+        **{name: _stacked([row.pop(name) for row in marked], -1 if name in IDS else 0) for name in BY_TOKEN},
         privileged=torch.from_numpy(privileged.reshape(len(rows), -1)),
         row=torch.tensor([t.row for t in targets], dtype=torch.int64),
         position=torch.tensor([t.position for t in targets], dtype=torch.int64),

@@ -39,6 +39,9 @@ class Baselines:
     scale: bool = True
     metrics: dict[str, float] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        assert self.name in ESTIMATORS[1:], f"{self.name} is no estimator without a critic"
+
     def __call__(self, totals: Tensor, played: Tensor) -> tuple[Tensor, Tensor]:
         """Returns baselines and the factors of advantages, both (B,).
 

@@ -1,6 +1,7 @@
 """The forward pass that the losses read: log-probabilities, values and beliefs of a batch."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 
 import torch
 from torch import Tensor
@@ -26,7 +27,8 @@ def forward(
 
     hidden = policy.hidden(batch.tokens, batch.branch, batch.position_ids)  # (B, T, D)
     before = hidden[:, :-1]  # the state that predicts token t stands at t - 1
-    outputs = Outputs.zeros(batch)
+    nothing = torch.zeros(0, device=hidden.device)  # so that a term that reads a part without saying so is refused
+    outputs = Outputs(**{each.name: nothing for each in fields(Outputs)})
     if "reply" in reads:
         with part("reply"):
             outputs.logprobs, outputs.entropy = replies(policy, batch, hidden, temperature)
@@ -42,9 +44,10 @@ def forward(
     if "planned" in reads:
         with part("planned"):
             outputs.planned = planned(policy, batch, hidden, temperature)
-    if "beliefs" in reads and (len(batch.row) or is_split(policy)):
+    if "beliefs" in reads:
         with part("beliefs"):
-            outputs.beliefs = beliefs(policy, batch, hidden, temperature)
+            asked = len(batch.row) or is_split(policy)  # shards compute together, also where one has no question
+            outputs.beliefs = beliefs(policy, batch, hidden, temperature) if asked else Outputs.zeros(batch).beliefs
     if "observed" in reads:
         with part("observed"):
             outputs.observed = observed(policy, batch, before)

@@ -23,7 +23,7 @@ READS = ("reply", "values", "beliefs", "observed", "planned", "divergence", "ren
 
 @dataclass
 class Outputs:
-    """Results of one forward pass over a batch. Index `t` describes token `t`; only what some loss `reads` is filled.
+    """Results of one forward pass over a batch. Index `t` describes token `t`; what no loss `reads` is empty.
 
     `logprobs`, `entropy` (reply): at reply tokens, of the distribution that was sampled from (temperature, legal mask).
     `values` (values): at decisions. `beliefs` (beliefs, renamed): log-probabilities of the candidates, -inf at padding.

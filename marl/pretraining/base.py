@@ -58,7 +58,7 @@ def base_policy(
     hold a copy, which goes back into the cache instead of training again.
     """
     if model.kind == "hf" and base.data == "none":
-        return _as_it_is(model, privileged_size, device, base.seed)
+        return _untrained(model, privileged_size, device, base.seed)
     if base.data == "human" and not human_data:
         raise UserError(
             "base.data=human needs the human dialogues. Give their folder as data.dond=DIR (files data.txt, val.txt, "
@@ -100,7 +100,7 @@ def base_policy(
     return policy, folder
 
 
-def _as_it_is(
+def _untrained(
     model: ModelConfig, privileged_size: int, device: torch.device | str, seed: int
 ) -> tuple[Policy, Path | None]:
     """Loads a model that needs no training: a policy of this project and its folder, or one of `transformers`."""

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 
 from envs.core import Style
 from envs.diplomacy.board import MAX_YEARS, Board, Position
+from envs.diplomacy.texts import NOBODY
 from envs.diplomacy_v0 import parallel_env
 from marl.common.files import FAULTS
 from marl.report.views import Transcript, View, game_view
 
+MOST_ROUNDS = 3  # of messages in a phase that are tried where an older transcript doesn't say how many there were
 SEASONS = {"S": "Spring", "F": "Fall", "W": "Winter"}
 KINDS = {"M": "moves", "R": "retreats", "A": "adjustments"}
 COLOURS = {
@@ -45,27 +47,31 @@ class Phase:
 
 def phases_of(transcript: Transcript) -> list[Phase]:
     """The phases, the last one being the position at the end; none if the game cannot be played again."""
-    if not {"map_name", "powers", "rounds"} <= transcript.get("facts", {}).keys():
+    if not {"map_name", "powers"} <= transcript.get("facts", {}).keys():
         return []
     compact = dict.fromkeys(transcript["players"], Style.COMPACT)
-    try:
-        phases, refused = _replay(transcript, compact)
-        if refused:  # players who read natural words choose in them
-            phases, refused = _replay(transcript, compact | dict.fromkeys(refused, Style.NATURAL))
-    except (ImportError, *FAULTS):  # without the package, or damaged
-        return []
-    return [] if refused else phases
+    known = transcript["facts"].get("rounds")
+    for rounds in (max(1, known),) if isinstance(known, int) else range(1, MOST_ROUNDS + 1):
+        try:
+            phases, refused = _replay(transcript, compact, rounds)
+            if refused:  # players who read natural words choose in them
+                phases, refused = _replay(transcript, compact | dict.fromkeys(refused, Style.NATURAL), rounds)
+        except (ImportError, *FAULTS):  # without the package, or damaged
+            return []
+        if phases and not refused:
+            return phases
+    return []
 
 
-def _replay(transcript: Transcript, styles: Mapping[str, Style]) -> tuple[list[Phase], list[str]]:
+def _replay(transcript: Transcript, styles: Mapping[str, Style], rounds: int) -> tuple[list[Phase], list[str]]:
     """Plays the turns again. Also returns agents whose replies were refused here and not there; no phases if the end
     is another one."""
     facts, outcome, turns = transcript["facts"], transcript["outcome"], transcript["turns"]
-    years, rounds = max(1, int(outcome["year"])), facts["rounds"]
+    talks = facts.get("rounds") or any(turn["kind"] == "SPEAK" or turn["text"].strip() == NOBODY for turn in turns)
+    years = max(1, int(outcome["year"]))
     env = parallel_env(
-        map_name=facts["map_name"], years=years, press="private" if rounds else "none", rounds=max(1, rounds),
-        questions=0,
-    )  # fmt: skip
+        map_name=facts["map_name"], years=years, press="private" if talks else "none", rounds=rounds, questions=0
+    )
     powers = facts["powers"]
     options = {"powers": [powers[agent] for agent in env.possible_agents], "styles": dict(styles)}
     env.reset(seed=transcript["seed"], options=options)

@@ -18,7 +18,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.launch.command import command
-from experiments.launch.overrides import MAY_BE_NULL, Checker, Plan
+from experiments.launch.overrides import MAY_BE_NULL, Checker, Plan, wrong_kind
 from experiments.setup.checks import check_arm
 from marl.common.errors import UserError
 
@@ -172,20 +172,19 @@ def test_a_setting_can_bring_a_choice_with_it(cli: Cli, overrides: list[str], we
 
 
 def test_a_run_gets_the_composed_configuration(cli: Cli) -> None:
-    terms = ("~loss.listening", "reward={speaking: {weight: '${seed}'}}")
-    result = cli("seed=3.5", "+extra=1", *terms, "label=5", "note=2", "sizes=[1]")
+    result = cli("seed=3", "+extra=1", "~loss.listening", "label=a-b", "note=2", "sizes=[1]")
     assert (result.status, result.err, result.out) == (0, "", "")
     [cfg] = result.jobs
     assert OmegaConf.to_container(cfg, resolve=True) == {
-        "seed": 3.5,
+        "seed": 3,
         "arm": "full",
         "note": 2,
-        "label": 5,
+        "label": "a-b",
         "sizes": [1],
         "verbose": False,
-        "reward": {"speaking": {"weight": 3.5, "listeners": "others"}},
+        "reward": {"speaking": {"weight": 1.0, "listeners": "others"}},
         "loss": {},
-        "double": 3.5,
+        "double": 3,
         "model": {"layers": 2},
         "extra": 1,
     }
@@ -268,11 +267,6 @@ REFUSED = {
     "ablation=ful": "ablation=ful is not an option of ablation; the nearest is full.",
     "ablation=xyz": "ablation=xyz is not an option of ablation; there are full, no_listening, none.",
     "ablation=null": "ablation=null does not fit: choose one of full, no_listening, none.",
-    "reward.speaking.weight='1'": "reward.speaking.weight='1' does not fit: reward.speaking.weight is a number.",
-    "reward.speaking.weight=[1]": "reward.speaking.weight=[1] does not fit: reward.speaking.weight is a number.",
-    "seed=true": "seed=true does not fit: seed is a number.",
-    "verbose=1": "verbose=1 does not fit: verbose is true or false.",
-    "sizes=8": "sizes=8 does not fit: sizes is a list, as in [1,2].",
     "reward.speaking.weight=abc": "reward.speaking.weight=abc does not fit: reward.speaking.weight is a number.",
     "seed=null": "seed=null does not fit: seed is never null.",
     "loss.listening=0": "loss.listening=0 does not fit: loss.listening is a group of settings (weight).",
@@ -306,41 +300,44 @@ def plan(command: str, *arguments: str) -> Plan:
         return Checker(command, check_arm if command == "train" else None).plan(overrides, "-m" in arguments)
 
 
-HF = ["model=hf", "model.name=x"]
-TERM = "+reward.mine={_target_: mine.Mine, weight: 0.5}"
+def test_a_setting_of_an_adapter_where_there_is_none_names_the_way() -> None:
+    """The refusal prints a setting that works, and a misspelt name is still called unknown."""
+    given = ["model=hf", "model.name=x"]
+    said = "model.lora is null here. Set it as a whole: 'model.lora={rank: 8}'."
+    with pytest.raises(UserError, match=f"^{re.escape(said)}$"):
+        plan("train", *given, "model.lora.rank=8")
+    with pytest.raises(UserError, match=r"^model\.lora\.rnk is not a setting; the nearest "):
+        plan("train", *given, "model.lora.rnk=8")
+    assert plan("train", *given, "model.lora={rank: 8}").config.model.lora == {"rank": 8}
+    assert plan("train", "model=smollm2", "model.lora.rank=8").config.model.lora.rank == 8
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([*HF, "model.lora.rank=8"], "model.lora is null here. Set it as a whole: 'model.lora={rank: 8}'."),
-        ([*HF, "model.lora.rnk=8"], "model.lora.rnk is not a setting; the nearest "),
-        (
-            [TERM, "reward.mine.size=2"],
-            "reward.mine was given without size. If mine.Mine has it, add a plus sign: +reward.mine.size=2",
-        ),
-        ([TERM, "reward.mine.wieght=2"], "reward.mine.wieght is not a setting; the nearest is reward.mine.weight"),
-        (["base.lessons.x=1"], "base.lessons.x is not a setting; the nearest is base.lessons"),  # a list
-        (["loss=plan", "algo=pikl"], "loss=plan and algo=pikl don't go together: Multiple values for planner@"),
-    ],
-)
-def test_names_that_only_other_settings_have_are_refused(arguments: list[str], said: str) -> None:
-    with pytest.raises(UserError, match=f"^{re.escape(said)}"):
-        plan("train", *arguments)
+def test_a_setting_of_ones_own_term_that_it_was_not_given_needs_a_plus_sign() -> None:
+    term = "+reward.mine={_target_: mine.Mine, weight: 0.5}"
+    said = "reward.mine was given without size. If mine.Mine has it, add a plus sign: +reward.mine.size=2"
+    with pytest.raises(UserError, match=f"^{re.escape(said)}$"):
+        plan("train", term, "reward.mine.size=2")
+    with pytest.raises(UserError, match=r"^reward\.mine\.wieght is not a setting; the nearest is reward\.mine\.weight"):
+        plan("train", term, "reward.mine.wieght=2")
+    assert plan("train", term, "+reward.mine.size=2").config.reward.mine.size == 2
+    assert plan("train", term, "+reward.mine.weight=2").config.reward.mine.weight == 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "name", "value"),
-    [
-        ([*HF, "model.lora={rank: 8}"], "model.lora", {"rank": 8}),  # as a refusal says
-        (["model=smollm2", "model.lora.rank=8"], "model.lora.rank", 8),
-        ([TERM, "+reward.mine.size=2"], "reward.mine.size", 2),
-        ([TERM, "+reward.mine.weight=2"], "reward.mine.weight", 2),
-        (["-m", TERM, "reward.mine.weight=0,2"], "reward.mine.weight", 0),
-    ],
-)
-def test_settings_of_adapters_and_ones_own_terms_are_taken(arguments: list[str], name: str, value: object) -> None:
-    assert OmegaConf.select(plan("train", *arguments).config, name) == value
+def test_a_name_under_a_list_is_no_term() -> None:
+    with pytest.raises(UserError, match=r"^players\.0 is not a setting; the nearest is players"):
+        plan("evaluate", "players.0=base")
+    with pytest.raises(UserError, match=r"^base\.lessons\.x is not a setting; the nearest is base\.lessons"):
+        plan("train", "base.lessons.x=1")
+
+
+def test_a_setting_that_ones_own_term_was_given_can_be_swept(cli: Cli) -> None:
+    result = cli("-m", "+reward.mine={_target_: mine.Mine, weight: 0.5}", "reward.mine.weight=0,2")
+    assert (result.err, [job.reward.mine.weight for job in result.jobs]) == ("", [0, 2])
+
+
+def test_choices_that_exclude_each_other_are_named() -> None:
+    with pytest.raises(UserError, match=r"^loss=plan and algo=pikl don't go together: Multiple values for planner@"):
+        plan("train", "loss=plan", "algo=pikl")
 
 
 @pytest.mark.parametrize(
@@ -446,7 +443,11 @@ def test_full_errors_on_demand(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Non
     assert result.status == 1 and result.err.startswith("Traceback") and "unlucky" in result.err
     with pytest.raises(UserError, match="sedd is not a setting"):
         cli("sedd=7")
-    result = cli("-m", "seed=6,7,10")  # a sweep has its last word, too
+
+
+def test_a_sweep_with_full_errors_has_its_last_word_too(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    result = cli("-m", "seed=6,7,10")
     assert ([cfg.seed for cfg in result.jobs], result.status) == ([6, 7, 10], 1)
     assert "seed=7: Traceback" in result.err and result.err.endswith("Failed jobs: 1 (seed=7).\n")
 
@@ -471,6 +472,29 @@ def test_an_interrupted_command_says_how_to_go_on(cli: Cli) -> None:
     result = cli("-m", "seed=6,11,12")
     assert [cfg.seed for cfg in result.jobs] == [6, 11] and result.ended == [] and result.status == 130
     assert result.err == "Interrupted. The same command goes on from what is there.\n"
+
+
+# ---- the parts -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("default", "value", "kind"),
+    [
+        (1, 0.5, ""),
+        (0.5, 1, ""),
+        (0.5, None, ""),
+        (0.5, "${other}", ""),
+        (0.5, "1", "a number"),
+        (0.5, [1], "a number"),
+        (True, 1, "true or false"),
+        (1, True, "a number"),
+        (None, "anything", ""),
+        ("text", 5, ""),
+        (OmegaConf.create({"a": 1}), {"a": 2}, ""),
+        (OmegaConf.create({"a": 1, "b": 1}), None, "a group of settings (a, b)"),
+        (OmegaConf.create([1]), [2], ""),
+    ],
+)
+def test_kinds_of_value(default: object, value: object, kind: str) -> None:
+    assert wrong_kind(default, value) == kind
 
 
 @pytest.mark.parametrize("closed", ["stdout", pytest.param("stderr", marks=pytest.mark.slow)])
@@ -531,7 +555,6 @@ def test_null_is_taken_wherever_a_comment_says_what_it_means() -> None:
         ("report runs=[a]", "runs=['a']: must be the name of a folder"),
         ("evaluate out=5", "out=5: must be the name of a folder or file"),
         ("evaluate players=null", "players=null does not fit: players is never null."),
-        ("evaluate players.0=base", "players.0 is not a setting; the nearest is players."),
         ("conditions comparison=dond_pikl arms=null metrics=null", "arms=null does not fit: arms is never null."),
         ("crossplay players=[random,scripted] cells=null", "cells=null does not fit: cells is never null."),
         ("crossplay players=null", "players=None: must be a list of two to 8"),

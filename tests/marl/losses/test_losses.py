@@ -228,6 +228,13 @@ def test_value_entropy_listening_world_model_and_imitation_by_hand() -> None:
     assert only(ListeningLoss()(one_token(Kind.QUESTION), say(beliefs=beliefs))) == pytest.approx(2 * LN2)
 
 
+def test_the_plan_term_where_no_reply_has_a_plan(batch: TokenBatch, outputs: Outputs) -> None:
+    none = replace(batch, plan=batch.plan[..., :0], plan_ids=batch.plan_ids[..., :0])
+    outputs.planned = outputs.planned[..., :0]
+    values, mask = PlanLoss()(none, outputs)
+    assert values.shape == mask.shape == batch.shape and not mask.any()
+
+
 def test_the_plan_term_by_hand() -> None:
     """The plan is (1/4, 3/4), the policy (1/2, 1/2)."""
     batch, outputs = one_token(Kind.CHOICE), say()

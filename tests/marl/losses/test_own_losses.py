@@ -90,6 +90,20 @@ def test_a_term_that_returns_no_values_with_their_mask_is_refused(
         trained({"policy": TERMS["policy"], "mine": Mine(of)})
 
 
+@pytest.mark.parametrize(
+    ("part", "reads"),
+    [
+        ("logprobs", "values"), ("entropy", "values"), ("values", "reply"), ("observed", "reply"),
+        ("divergence", "reply"), ("beliefs", "reply"), ("planned", "reply"),
+    ],
+)  # fmt: skip
+def test_a_term_that_works_with_what_it_does_not_read_is_refused(part: str, reads: str) -> None:
+    """It would be 0 everywhere, and train nothing."""
+    mine = Mine(lambda b, o: (getattr(o, part), torch.ones_like(getattr(o, part), dtype=torch.bool)), reads)
+    with pytest.raises(UserError, match=r"^loss\.mine: "):
+        trained({"mine": mine})
+
+
 @pytest.mark.parametrize("mask", [lambda entropy: entropy > 0, lambda entropy: entropy < 1])  # more, and fewer
 def test_a_mask_that_depends_on_the_outputs_is_refused(mask: Callable[[Tensor], Tensor]) -> None:
     """Its tokens are counted before the model is read: the mean over others would be no mean."""
