@@ -36,7 +36,7 @@ class PPOConfig(TrainConfig):
     scale: bool = True  # grpo divides by the group's standard deviation
     intents: str | None = None  # folder of `experiments.studies.intents`, whose action model plans what learners intend
     credit: Credit = field(default_factory=Credit)
-    # For a loss that reads plans. They are only recorded: the policy's own samples are played.
+    # Plans for a loss that reads them. They are only recorded: the policy's own samples are played.
     planner: PlannerConfig = field(default_factory=lambda: PlannerConfig(choose="own"))
 
     def __post_init__(self) -> None:

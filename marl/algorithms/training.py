@@ -58,7 +58,7 @@ class Training:
     progress: Progress = field(default_factory=Progress)
     rename: Renaming | None = None  # see `update`
     ranks: Ranks = ONE
-    # Of learners, besides weights. Checkpoints keep it.
+    # State of learners beside their weights. Checkpoints keep it.
     memory: dict[str, dict[str, float]] = field(default_factory=dict)
     pools: Sequence[Pool] = ()  # past selves of learners in the cast
 

@@ -129,7 +129,7 @@ def mark(
         row["values"][start] = turn.value
         row["imitate"][start:end] = imitate and not turn.error
         row["legal"][start, : len(turn.legal)] = turn.legal
-        # What stands before the first choice is the policy's own decision: to make a claim at all.
+        # Tokens before the first choice are the policy's own decision: to make a claim at all.
         first = next((i for i, after in enumerate(plan) if len(after) > 1), len(plan))
         for t, after in enumerate(plan[first:], start=start + first):
             row["plan_ids"][t, : len(after)] = list(after)

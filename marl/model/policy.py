@@ -89,8 +89,11 @@ class Policy(nn.Module):
         """Logits (M, V) that reply tokens are sampled from, when played and when scored, of hidden states (M, D): among
         legal ids (M, O), padded with -1, where `is_choice` (M,) bool, else of speech."""
         logits = self.logits(hidden)
+        choices = int(is_choice.sum())
+        if choices and choices == len(is_choice):  # as in most steps of Among Us
+            return choice_logits(logits, legal, temperature)
         shaped = self.speech_logits(logits, temperature)
-        if bool(is_choice.any()):
+        if choices:
             shaped[is_choice] = choice_logits(logits[is_choice], legal[is_choice], temperature)
         return shaped
 

@@ -73,7 +73,7 @@ class SpeakingReward:
                 continue
             compared = self._amount(before[-1])
             if self.baseline == "resampled" and turn.instead:
-                # Who is not asked after another message believes what they did before.
+                # Listeners that are not asked after another message believe what they did before.
                 others = [
                     next((self._amount(b) for b in heard if b.asked == after.asked), compared) for heard in turn.instead
                 ]

@@ -376,7 +376,7 @@ def test_a_filter_that_refused_nothing_counts_as_0() -> None:
 
 
 def test_games_say_how_far_plans_were_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of players that have plans."""
+    """Players that have plans are measured, the model of people is not."""
     game = {"score": 5.0, "points": 5.0, "deal": True, "nats": -2.0, "words": 2}
     plan = {"intent/claimed": rate([True, False]).to_json()}
     monkeypatch.setattr(

@@ -234,7 +234,7 @@ def test_kl_to_oneself_is_zero_and_the_reference_is_left_alone(terms: dict[str, 
 
 @pytest.mark.parametrize("estimator", ["k2", "exact"])
 def test_kl_without_a_reference_is_refused(estimator: str) -> None:
-    """Else its log-probabilities would count as 0, and the loss would push all that was said towards certainty."""
+    """Its log-probabilities would count as 0, and the loss would push all that was said towards certainty."""
     policy, batch = played()
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
     with pytest.raises(AssertionError, match="reference"):
