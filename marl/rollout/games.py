@@ -1,6 +1,7 @@
 """Finds the parts of a game by its name: `envs/NAME_v0.py` and `marl/agents/scripted/NAME.py`.
 
-docs/howto/game.md builds one. The environment's module may also have
+A game of one's own has `NAME_v0.py` and `NAME_scripted.py` in the folder that one works in, or anywhere on Python's
+path; docs/howto/game.md builds one. The environment's module may also have
 - `PAYMENT`: settings that no player reads about, so they need no other base.
 - `FILES`: settings that name files.
 - `EXCHANGEABLE`: words that can replace one another, by style.
@@ -14,7 +15,7 @@ several styles has the setting and attribute `style`, and the reset option `styl
 
 import hashlib
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,25 +33,28 @@ def game_module(game: str) -> ModuleType:
     """Imports the environment's module. Raises UserError if there is none."""
     if not isinstance(game, str) or not game.isidentifier():
         raise UserError(f"env.game={game}: must be the name of a game, as in env.game=dond")
-    return _module(f"envs.{game}_v0", game, "There is no game of this name: no file envs/{}_v0.py.")
+    missing = "There is no game of this name: no file envs/{0}_v0.py, and no {0}_v0.py on Python's path."
+    return _module((f"envs.{game}_v0", f"{game}_v0"), game, missing)
 
 
 def scripts_module(game: str) -> ModuleType:
     """Imports the module of the game's scripted players."""
     game_module(game)  # refuses a game that is not there
-    missing = (
-        "This game has no scripted players: write marl/agents/scripted/{}.py (docs/howto/game.md), or give base=none."
-    )
-    return _module(f"marl.agents.scripted.{game}", game, missing)
+    missing = "This game has no scripted players: write {0}_scripted.py (docs/howto/game.md), or give base=none."
+    return _module((f"marl.agents.scripted.{game}", f"{game}_scripted"), game, missing)
 
 
-def _module(name: str, game: str, missing: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name == name:
-            raise UserError(f"env.game={game}: {missing.format(game)}") from error
-        raise UserError(f"env.game={game}: {name} needs {error.name}, which is not installed. Install it.") from error
+def _module(names: Sequence[str], game: str, missing: str) -> ModuleType:
+    """Imports the first of these modules that there is."""
+    for name in names:
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                needs = f"{name} needs {error.name}, which is not installed. Install it."
+                raise UserError(f"env.game={game}: {needs}") from error
+            absent = error
+    raise UserError(f"env.game={game}: {missing.format(game)}") from absent
 
 
 def env_maker(env: Mapping[str, Any]) -> Callable[[], Any]:

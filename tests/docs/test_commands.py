@@ -21,9 +21,7 @@ import uvicorn
 import yaml
 from starlette.testclient import TestClient
 
-import envs
 import marl
-from marl.agents import scripted
 from marl.common.files import csv_rows
 from tests.composing import AMONG_US, DOND, SMALL
 from tests.experiments.launch.test_pages import code
@@ -160,7 +158,7 @@ def folder(finished: Path, bases: Path, tmp_path_factory: pytest.TempPathFactory
     for page in ("term", "game"):
         text = (ROOT / f"docs/howto/{page}.md").read_text()
         for title, body in re.findall(r'^```\w+ title="(.+?)"\n(.*?)^```', text, re.M | re.S):
-            path = here / ("own" if "/" in title else "") / title
+            path = here / title
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(body)
     return here
@@ -198,8 +196,6 @@ def training(given: str) -> list[str]:
         small += ["ablation=full,game_only"] * ("ablation=" not in given)
     if "_estimators" in given:
         small += ["ablation=full,rloo", "algo.games=8"]  # of a group
-    if "colour" in given:
-        small.append(f"hydra.searchpath=[file://{Path.cwd()}/own/conf]")
     if "sweep=dond_filtered_bc_300" in given:
         small.append("base.human_games=10")
     if "algo.group" in given:
@@ -293,9 +289,6 @@ def test_a_command_runs(line: str, folder: Path, bases: Path, monkeypatch: pytes
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "stdin", io.StringIO())  # who plays stops at once
-    for package in (envs, scripted):
-        own = folder / "own" / package.__name__.replace(".", "/")
-        monkeypatch.setattr(package, "__path__", [*package.__path__, str(own)])
     run(line, folder, bases)
 
 

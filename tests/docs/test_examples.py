@@ -14,6 +14,7 @@ import pytest
 from marl.learning.batch import collate, rows_of
 from marl.losses import mask_of
 from marl.rewards import add_rewards
+from marl.rollout.games import env_maker, scripts_module
 from tests.marl.batches import three_turns
 
 ROOT = Path(__file__).parents[2]
@@ -68,8 +69,10 @@ def test_terms_of_the_page_are_terms(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_the_game_of_the_page_can_be_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     made = {t: module(t, c, tmp_path) for t, c in blocks(ROOT / "docs/howto/game.md") if t}
-    game, scripts = made["envs/colour_v0.py"], made["marl/agents/scripted/colour.py"]
-    env = game.parallel_env()
+    game, scripts = made["colour_v0.py"], made["colour_scripted.py"]
+    assert scripts_module("colour") is scripts  # found by the game's name
+    env = env_maker({"game": "colour", "style": "compact"})()
+    assert type(env) is game.Colour
     observations, infos = env.reset(seed=0)
     players = {agent: scripts.make_player(scripts.DEFAULT, 0, infos[agent]["role"]) for agent in env.agents}
     while env.agents:

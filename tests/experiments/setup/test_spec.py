@@ -1,6 +1,5 @@
 """The specification of a run: names, seeds, what is told of its first games, and the settings that are refused."""
 
-import importlib
 import json
 import re
 import shutil
@@ -303,22 +302,18 @@ def test_a_term_that_cannot_be_imported_says_why(
 
 
 @pytest.mark.parametrize(
-    ("file", "code", "said"),
+    ("code", "said"),
     [
-        ("envs.needy_v0", "import not_installed", "envs.needy_v0 needs not_installed, which is not installed"),
-        ("marl.agents.scripted.needy", "", "This game has no scripted players: write marl/agents/scripted/needy.py"),
+        ("import not_installed", "needy_v0 needs not_installed, which is not installed"),
+        ("", "This game has no scripted players: write needy_scripted.py"),
     ],
 )
 def test_a_game_that_lacks_a_part_says_which(
-    file: str, code: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package, _, name = file.rpartition(".")
-    (tmp_path / f"{name}.py").write_text(code)
-    if code:
-        folder = importlib.import_module(package).__path__
-        monkeypatch.setattr(importlib.import_module(package), "__path__", [*folder, str(tmp_path)])
-    else:
-        monkeypatch.setitem(sys.modules, "envs.needy_v0", importlib.import_module("envs.dond_v0"))
+    (tmp_path / "needy_v0.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "needy_v0", raising=False)
     with pytest.raises(UserError, match=said):
         scripts_module("needy")
 
