@@ -155,7 +155,7 @@ def folder(finished: Path, bases: Path, tmp_path_factory: pytest.TempPathFactory
     shutil.copytree(ROOT / "experiments/results", here / "experiments/results")
     (here / "conf").symlink_to(ROOT / "conf")
     (here / "my_study.yaml").write_text(yaml.safe_dump(STUDY))
-    for page in ("term", "game"):
+    for page in ("term", "game", "sweeps"):
         text = (ROOT / f"docs/howto/{page}.md").read_text()
         for title, body in re.findall(r'^```\w+ title="(.+?)"\n(.*?)^```', text, re.M | re.S):
             path = here / title

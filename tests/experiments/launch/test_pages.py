@@ -29,7 +29,8 @@ def code(text: str) -> list[str]:
 
 def commands(text: str) -> list[str]:
     found = [line[line.index("-m experiments.") + 3 :] for line in code(text) if "-m experiments." in line]
-    made_up = ("experiments.NAME", "experiments.train env=colour")  # the second is the game that its page adds
+    # The last two choose files that their pages add.
+    made_up = ("experiments.NAME", "experiments.train env=colour", "experiments.train sweep=mine")
     return [command for command in dict.fromkeys(found) if not command.startswith(made_up)]
 
 
