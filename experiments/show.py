@@ -27,6 +27,12 @@ def show(conditions: Mapping[str, Metrics], transcripts: Mapping[str, Transcript
         say(render_text(transcript))
     say("")
     say(format_table({label: dict(found) for label, found in conditions.items()}, names))
+    for label, found in conditions.items():
+        if "errors/outgrown" in found and (share := found["errors/outgrown"].mean):
+            say(
+                f"warning: {label}: in {share:.0%} of the games a model's context was full, and its later replies were "
+                "empty. Raise model.context (with a run as a player algo.context), or shorten the game."
+            )
     if report is not None:
         say(f"\nreport: {report}")
 

@@ -34,7 +34,7 @@ from marl.rollout.cast import Seats, alternating, by_role, seats_per_player
 from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import EVALUATION, draw_games
-from marl.storage.checkpoint import is_adapter, load_policy, read_card, save_policy
+from marl.storage.checkpoint import is_adapter, load_policy, read_card, save_policy, untouched_base
 from marl.storage.folder import REFERENCE, finished_run
 from marl.types import Episode
 
@@ -65,6 +65,9 @@ class Players(dict[str, ModelPlayer]):
     def __init__(self, players: Mapping[str, ModelPlayer], env: Mapping[str, Any], run: Path) -> None:
         super().__init__(players)
         self.env, self.run = dict(env), run
+
+    def __missing__(self, name: str) -> ModelPlayer:
+        raise UserError(f"{self.run} has no player {name}. It has {', '.join(self)}.")
 
     def __repr__(self) -> str:
         return f"<players of {self.run}: {', '.join(self)}>"
@@ -108,6 +111,10 @@ def load(run: str | Path, device: str = "cpu") -> Players:
             f"{folder} was made by another version of this project: {error}. Make the run again."
         ) from error
     names = {"base": REFERENCE, "trained": "policy", "rival": "rival"}
+
+    def player(name: str, policy: Policy) -> ModelPlayer:
+        return ModelPlayer(name, policy, algo["context"], algo["max_new_tokens"], env.get("style"))
+
     found: dict[str, ModelPlayer] = {}
     for name, part in names.items():
         if not (folder / part / "policy.json").is_file():
@@ -116,8 +123,10 @@ def load(run: str | Path, device: str = "cpu") -> Players:
             continue
         if (game := read_card(folder / part).get("game")) not in (None, env["game"]):
             raise UserError(f"{folder / part} plays {game}, and its run's game is {env['game']}. Name another run.")
+        if name == "trained" and "base" not in found and is_adapter(folder / part):  # over an untouched model
+            found["base"] = player("base", untouched_base(folder / part, device))
         policy = load_policy(folder / part, device, over=found["base"].policy if "base" in found else None)
-        found[name] = ModelPlayer(name, policy, algo["context"], algo["max_new_tokens"], env.get("style"))
+        found[name] = player(name, policy)
     return Players({name: found[name] for name in ("trained", "rival", "base") if name in found}, env, folder)
 
 

@@ -81,28 +81,32 @@ class Bar(Progress):
     """Progress bar of the current stage. Without a terminal it is a line now and then in a long stage."""
 
     EVERY = 20.0  # seconds between such lines
+    STILL = 60.0  # the same while nothing is done: a game between larger models takes minutes
 
     def __init__(self, enabled: bool = True) -> None:
         self._enabled = enabled
         self._bar: tqdm | None = None
         self._name, self._done, self._total = "", 0, 0
-        self._told = time.monotonic()
+        self._told, self._told_of = time.monotonic(), 0
 
     def stage(self, name: str, total: int) -> None:
         self.close()
         self._name, self._done, self._total = name, 0, total
-        self._told = time.monotonic()
+        self._told, self._told_of = time.monotonic(), 0
         if self._enabled and sys.stderr.isatty():
             with unheard(STDERR):
-                self._bar = tqdm(total=total, desc=name, leave=False, dynamic_ncols=True)
+                # Its clock goes on while nothing is done, and its speed is the average since the start.
+                self._bar = tqdm(total=total, desc=name, leave=False, dynamic_ncols=True, miniters=0, smoothing=0)
 
     def advance(self, done: int = 1) -> None:
         self._done += done
         if self._bar is not None:
             with unheard(STDERR):
                 self._bar.update(done)
-        elif self._enabled and time.monotonic() - self._told >= self.EVERY:
-            self._told = time.monotonic()
+            return
+        now = time.monotonic()
+        if self._enabled and now - self._told >= (self.EVERY if self._done > self._told_of else self.STILL):
+            self._told, self._told_of = now, self._done
             say(f"{self._name}: {self._done} of {self._total}")
 
     def count(self, name: str, done: int, total: int) -> None:

@@ -113,14 +113,19 @@ def check_names(names: Sequence[str], voices: Sequence[str | None], game: str) -
 
 def find_base(spec: Spec, device: torch.device, beside: str) -> tuple[Policy, str | None]:
     """Loads the base of the run that `beside` names, else of the configuration. Returns it with the style it reads."""
-    untouched = spec.model.kind == "hf" and spec.base.data == "none" and is_run(beside)
-    folder = (
-        None if untouched and started_from(policy_folder(beside)) is None else base_beside(beside, spec.env["game"])
-    )
-    if folder is not None:
+    if (folder := trained_base(spec, beside)) is not None:
         return frozen_base(str(folder), model_digest(str(folder)), device), style_of(folder, spec.env)
     policy, _ = configured_base(spec, device)
     return policy, spec.env.get("style")
+
+
+def trained_base(spec: Spec, beside: str) -> Path | None:
+    """Finds what `base` means beside this player: the folder of its run's base; None for the configuration's own base,
+    as beside no run, or beside one on the untouched model that the configuration names too."""
+    untouched = spec.model.kind == "hf" and spec.base.data == "none" and is_run(beside)
+    if untouched and started_from(policy_folder(beside)) is None:
+        return None
+    return base_beside(beside, spec.env["game"])
 
 
 def configured_base(spec: Spec, device: torch.device) -> tuple[Policy, Path | None]:

@@ -8,7 +8,7 @@ import torch
 
 from experiments.launch.terminal import say
 from experiments.setup.devices import check_bf16
-from experiments.setup.entrants import base_beside
+from experiments.setup.entrants import trained_base
 from experiments.setup.players import (
     bare,
     bytes_of_players,
@@ -48,7 +48,7 @@ def with_room(spec: PlaySpec, games: int, players: Sequence[tuple[str, str]], de
     for name, beside in players:
         dtype = torch.float32
         if bare(name) == "base":
-            folder = base_beside(beside, spec.env["game"])
+            folder = trained_base(spec, beside)
             config = spec.model.lm_config() if folder is None else load_config(str(folder))
             models += size_of(config, algo.context).weights
             held |= {model_digest(str(folder))} if folder else set()

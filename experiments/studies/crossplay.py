@@ -62,7 +62,7 @@ from marl.report.figures import heat_map, save_figure
 from marl.rollout.games import env_maker, file_digests
 from marl.rollout.rollout import Cast, rollout
 from marl.rollout.seeds import EVALUATION, draw_games
-from marl.storage.checkpoint import folder_digest, read_card
+from marl.storage.checkpoint import folder_digest, read_card, started_from
 from marl.storage.folder import CONFIG, run_card, run_settings
 from marl.types import Episode
 
@@ -242,6 +242,11 @@ def forms_of(name: str) -> tuple[str, ...]:
 def the_base(names: Sequence[str], parts: PlaySpec, device: torch.device) -> Path:
     """The folder of the one base from which the runs among these started; without any, of the configuration's."""
     runs = [Path(bare(name)) for name in names if (Path(bare(name)) / CONFIG).is_file()]
+    if untouched := next((run for run in runs if started_from(policy_folder(str(run))) is None), None):
+        raise UserError(
+            f"players: base: {untouched} started from an untouched model, which has no folder to be kept by. Choose "
+            f"experiments.evaluate players=[{untouched},base]."
+        )
     bases = {folder_digest(folder): (run, folder) for run in runs for folder in [base_folder(run)]}
     if len(bases) > 1:
         (first, _), (other, _), *_ = bases.values()

@@ -32,7 +32,7 @@ def rollout(
 ) -> list[Episode]:
     """Plays all games, at most `concurrency` at a time, and returns their episodes in the order of `games`.
 
-    `progress` is called with the number of games finished since its last call.
+    `progress` is called in every round of replies with the number of games that it finished, mostly 0.
     """
     waiting = deque(enumerate(games))
     episodes: dict[int, Episode] = {}
@@ -71,7 +71,7 @@ def rollout(
             for match in finished:
                 episodes[match.index] = match.episode(views)
                 idle.append(matches.pop(match.index).env)
-            progress(len(finished))
+        progress(len(finished))
     return [episodes[i] for i in range(len(games))]
 
 

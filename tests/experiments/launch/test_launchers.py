@@ -232,6 +232,18 @@ def test_without_a_terminal_long_stages_tell_how_far_they_are(
     assert go(False) == ""
 
 
+def test_without_a_terminal_a_stage_in_which_nothing_ends_gives_a_sign_of_life(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = iter(range(0, 1000, 10))
+    monkeypatch.setattr("experiments.launch.terminal.time.monotonic", lambda: next(seconds))
+    bar = Bar()
+    bar.stage("games", 2)
+    for _ in range(14):  # of ten seconds each
+        bar.advance(0)
+    assert capsys.readouterr().out.splitlines() == ["games: 0 of 2"] * 2  # a minute apart
+
+
 def test_the_quickstart_is_two_arms_side_by_side_from_one_base() -> None:
     quick = "experiment=among_us_quickstart"
     game_only, full = (configure("train", quick, f"ablation={arm}") for arm in ("game_only", "full"))

@@ -485,3 +485,10 @@ def test_any_text_as_a_reply_leaves_the_game_standing(text: str, policies: dict[
         stream, end = episode.streams["player_0"], policies["gpt2"].tokens.tokenizer.eos_token_id
         read = [t for t, kind in zip(stream.tokens, stream.kinds, strict=True) if kind == Kind.OBSERVATION]
         assert end not in read[1:]
+
+
+def test_progress_is_told_in_every_round_also_where_no_game_ended() -> None:
+    told: list[int] = []
+    script = scripted("dond", "")
+    rollout(draw_games(9, 9, count=3), everyone(script), COMPACT, 2, told.append)
+    assert sum(told) == 3 and told.count(0) >= 3, told
