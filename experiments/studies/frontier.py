@@ -256,7 +256,7 @@ def compared(cfg: DictConfig, base: Policy, anchor: Path, device: torch.device) 
             alike = next((each.folder.name for each in found if (each.arm, each.seed) == (arm, seed)), None)
             if alike is not None:
                 raise UserError(
-                    f"compare={cfg.compare}: {alike} and {folder.name} are both {card['arm']} with seed {seed}. Name one."
+                    f"compare={cfg.compare}: {alike} and {folder.name} are both {card['arm']}, seed {seed}. Name one."
                 )
             policy, made_of = run_policy(str(folder), "dond", device, base), folder_digest(policy_folder(str(folder)))
             found.append(Entrant(arm, seed, policy, folder, made_of, {}))
