@@ -8,11 +8,12 @@ among the tests.
 """
 
 import argparse
+import json
 import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,16 +28,23 @@ from marl.common.files import write_json, write_text
 from marl.storage.checkpoint import save_policy
 from tests.composing import configure, identity
 from tests.hostile_files import (
+    INTENTS,
+    KEPT,
     RUN,
     Checkpoints,
     contents,
     damages,
+    read_adapter_of,
     read_context_file,
     read_dialogues,
     read_folder,
+    read_kept,
     read_player,
+    read_talker,
     try_checkpoints,
     try_files,
+    write_adapter,
+    write_talker,
 )
 from tests.hostile_inputs import (
     ADDED,
@@ -72,11 +80,14 @@ def kinds(folder: Path) -> dict[str, Kind]:
     """Every kind of input, with what it needs in this folder. Shares go by cost: a command line takes a second."""
     scratch, empty = folder / "scratch", folder / "empty"
     empty.mkdir()
-    human, context_file, player, run = (folder / name for name in ("human", "contexts", "player", "run"))
+    human, context_file, player, run, talker, adapter, kept = (
+        folder / name for name in ("human", "contexts", "player", "run", "talker", "adapter", "kept")
+    )
     for path, texts in (
         (human, {"data.txt": "\n".join(ROWS) + "\n", "val.txt": VAL + "\n", "test.txt": TEST + "\n"}),
         (context_file, {"contexts.txt": "1 4 4 1 1 2\n1 0 4 2 1 2\n3 1 1 4 2 1\n3 2 1 2 2 1\n"}),
         (run, RUN),
+        (kept, {name: json.dumps(data) for name, data in KEPT.items()}),
     ):
         for name, text in texts.items():
             (path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -89,6 +100,8 @@ def kinds(folder: Path) -> dict[str, Kind]:
     save_policy(folder / "base", hint_policy(1), {"game": "dond"})
     write_text(player / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(identity(bases["dond"]))))
     write_json(player / "run.json", {"arm": "full", "seeds": [0]})
+    write_talker(talker)
+    write_adapter(adapter)
     checkpoints = Checkpoints(folder)
     names = {game: list(paths(OmegaConf.to_container(cfg))) for game, cfg in bases.items()}
     changes = st.sampled_from(list(GAMES)).flatmap(
@@ -105,8 +118,8 @@ def kinds(folder: Path) -> dict[str, Kind]:
     needed = {c: [*NEEDED.get(c, ()), *([f"runs={folder}"] if c in OF_RUNS else [])] for c in COMMANDS}
     typed = {command: command_lines(command, needed[command]) for command in COMMANDS}
 
-    def files(of: Path, read: Callable[[Path], str]) -> Callable[[Any], str]:
-        return partial(try_files, of, scratch, read)
+    def files(of: Path, read: Callable[[Path], str], sealed: Sequence[str] = ()) -> Callable[[Any], str]:
+        return partial(try_files, of, scratch, read, sealed=sealed)
 
     scratch.mkdir()
     return {
@@ -124,7 +137,10 @@ def kinds(folder: Path) -> dict[str, Kind]:
             0.12, st.tuples(st.booleans(), damages(checkpoints.files)), partial(try_checkpoints, checkpoints, scratch)
         ),
         "runs that play": Kind(0.02, damages(sorted(contents(player))), files(player, read_player)),
-        "a run's folder": Kind(0.13, damages(list(RUN)), files(run, read_folder)),
+        "a run's folder": Kind(0.08, damages(list(RUN)), files(run, read_folder)),
+        "models of intents": Kind(0.02, damages(sorted(contents(talker))), files(talker, read_talker, sealed=INTENTS)),
+        "adapters": Kind(0.02, damages(sorted(contents(adapter))), files(adapter, read_adapter_of, sealed=["policy"])),
+        "kept answers of studies": Kind(0.01, damages(list(KEPT)), files(kept, read_kept)),
     }
 
 

@@ -3,7 +3,7 @@
 import io
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -18,20 +18,45 @@ from experiments import report
 from experiments.launch.overrides import one_line
 from experiments.setup import entrants
 from experiments.setup.bands import expected_of
-from experiments.setup.players import run_policy
+from experiments.setup.players import (
+    bytes_of_players,
+    check_intents,
+    check_plans,
+    played_as,
+    player_config,
+    player_digest,
+    player_dtype,
+    reads_intents,
+    run_policy,
+)
 from experiments.setup.stages import stages_of
-from experiments.studies import conditions
+from experiments.studies import conditions, crossplay, frontier, plane, talkers
+from marl.algorithms.ppo import PPOConfig
 from marl.common.errors import UserError
+from marl.common.files import write_json
+from marl.intents.agent import ACTION, CICERO, DIALOGUE, NONSENSE, PARTS, Parts
+from marl.intents.streams import FORM
+from marl.model.lora import AdapterConfig, adapted
 from marl.model.policy import Policy
 from marl.pretraining.corpus import data_files, recorded
 from marl.report.page import read_run
 from marl.report.transcripts import episode_to_json
+from marl.rollout.cast import Seats
 from marl.rollout.games import env_maker
-from marl.storage.checkpoint import load_training, newest_checkpoint, optimizer_tensors, save_training
+from marl.storage.checkpoint import (
+    load_policy,
+    load_training,
+    newest_checkpoint,
+    optimizer_tensors,
+    save_policy,
+    save_training,
+)
 from marl.storage.folder import read_run_card
 from marl.storage.tracking import JsonlTracker
 from tests.marl.episodes import deal_game
 from tests.marl.hint import hint_policy
+from tests.marl.intents.test_filters import ensemble
+from tests.marl.models import hf_policy
 from tests.marl.storage.test_checkpoint import seal
 
 Damage = list[tuple[str, str, float, bytes]]  # file, what is done to it, where (0 to 1), with what
@@ -77,12 +102,15 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def try_files(good: Path, scratch: Path, read: Callable[[Path], str], done: Any) -> str:
-    """Reads a damaged copy of a good folder, which says what came of it or refuses; the copy stays as it is."""
+def try_files(good: Path, scratch: Path, read: Callable[[Path], str], done: Any, sealed: Sequence[str] = ()) -> str:
+    """Reads a damaged copy of a good folder, which says what came of it or refuses; the copy stays as it is. `sealed`:
+    folders in it whose checksums fit whatever is damaged."""
     here = scratch / "here"
     shutil.rmtree(here, ignore_errors=True)
     shutil.copytree(good, here)
     damage(here, done)
+    for name in sealed:
+        seal(here / name)
     before = contents(here)
     try:
         result = read(here)
@@ -168,19 +196,85 @@ def try_checkpoints(of: Checkpoints, scratch: Path, change: tuple[bool, Damage])
 
 def read_player(folder: Path, game: str = "dond") -> str:
     """A finished run as a player, and as one of those that are measured. Each reader by itself may refuse it."""
-    refused = False
-    for read in (
+    return read_by(
         lambda: run_policy(str(folder), game, torch.device("cpu")),
         lambda: entrants.as_in_runs(OmegaConf.create(), [str(folder)]),
         lambda: conditions.entrants(folder.parent, folder.name, []),
         lambda: [stage.digest for stage in stages_of(folder, "learner")],
-    ):
+        lambda: player_digest(str(folder)),
+    )
+
+
+def read_by(*readers: Callable[[], Any]) -> str:
+    """What comes of all of them: each by itself may refuse."""
+    refused = False
+    for read in readers:
         try:
             read()
         except UserError as error:
             assert one_line(error)
             refused = True
     return "refused" if refused else "taken"
+
+
+INTENTS = (ACTION, DIALOGUE)  # folders whose checksums fit
+
+
+def write_talker(folder: Path) -> None:
+    """A player as a study of intents writes it."""
+    for name in INTENTS:
+        save_policy(folder / name, hint_policy(0), {"game": "dond", "made_of": {"env": {"style": "compact"}}})
+    ensemble()[0].save(folder / NONSENSE)
+    write_json(folder / PARTS, {"arm": "both", "told": FORM})
+
+
+def read_talker(folder: Path) -> str:
+    """As a player that talks with a plan, and as the folder whose models plan what learners intend."""
+    env, limits = {"game": "dond", "style": "compact"}, PPOConfig(intents=str(folder))
+    return read_by(
+        lambda: Parts.load(folder, "cpu"),
+        lambda: check_plans(f"{folder}{CICERO}", env),
+        lambda: reads_intents(f"{folder}{CICERO}"),
+        lambda: check_intents(limits, env),
+        lambda: played_as({"negotiator": Seats("learner", f"{folder}{CICERO}", 0.5)}, limits),
+    )
+
+
+def write_adapter(folder: Path) -> None:
+    """The policy of a run that trained an adapter, beside its base, which stays as it is."""
+    base = hf_policy(folder.with_name("adapted"), "llama")
+    save_policy(folder / "policy", adapted(base, AdapterConfig(rank=4, alpha=8)), {"game": "dond", "base": None})
+
+
+def read_adapter_of(folder: Path) -> str:
+    return read_by(
+        lambda: load_policy(folder / "policy"),
+        lambda: bytes_of_players([str(folder)], 64),
+        lambda: player_dtype(str(folder)),
+        lambda: player_config(str(folder)),
+    )
+
+
+KEPT = {
+    "figures.json": {"figures": [["both", "intent/items", {"mean": 1.0, "low": 0.5, "high": 1.5, "n": 9}]]},
+    "arms.json": {"arms": {"anchor": {"game/score": [1.0, 2.0]}}},
+    "point.json": {"scores": {"SL": [1.0, 0.0], "scripted": [0.5]}, "likelihood": [-1.0, -2.0]},
+    "pair.json": {
+        "games": [
+            {"seed": 1, "turned": 0, "points": [1.0, 2.0], "deal": True, "pareto": False, "how": "deal", "turns": 3}
+        ]
+    },
+}
+
+
+def read_kept(folder: Path) -> str:
+    """Answers that studies keep."""
+    return read_by(
+        lambda: (folder / "figures.json").exists() and talkers.kept(folder / "figures.json", dict),
+        lambda: frontier.read_arms(folder / "arms.json"),
+        lambda: plane.figures(folder / "point.json", 0),
+        lambda: crossplay.games_of(folder / "pair.json"),
+    )
 
 
 METRICS = "".join(
@@ -207,15 +301,8 @@ RUN = {
 
 def read_folder(folder: Path) -> str:
     """All readers of a run's folder and of the files beside a table. Each by itself may refuse what it reads."""
-    refused = False
-    for read in (read_run_card, of_the_page, curves_on, expectation):
-        try:
-            with redirect_stdout(io.StringIO()):
-                read(folder)
-        except UserError as error:
-            assert one_line(error)
-            refused = True
-    return "refused" if refused else "taken"
+    with redirect_stdout(io.StringIO()):
+        return read_by(*(partial(read, folder) for read in (read_run_card, of_the_page, curves_on, expectation)))
 
 
 def of_the_page(folder: Path) -> None:

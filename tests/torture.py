@@ -25,13 +25,18 @@ from omegaconf import DictConfig
 
 from envs.dond.texts import COMPACT_TOKENS
 from experiments import train
+from marl.common.files import write_json
+from marl.intents.agent import ACTION, PARTS
+from marl.intents.streams import FORM
 from marl.model.tokens import train_tokenizer
 from marl.pretraining.corpus import scripted_texts
 from marl.rollout.games import env_maker
+from marl.storage.checkpoint import save_policy
 from marl.storage.tracking import METRICS_FILE, read_metrics
 from tests.composing import configure as composed
 from tests.composing import run_folder
 from tests.marl.models import random_lm, save
+from tests.marl.planners import negotiator
 
 SMALL = (
     "progress=false", "threads=1", "device=cpu", "model.hidden_size=64", "model.layers=2",
@@ -56,6 +61,12 @@ KINDS = {
     # Several tokens between two looks at a seat, in numbers whose sums depend on their order
     "ppo_bf16": (*TALKING, "algo=ppo", "algo.play_bf16=true", "algo.decode_steps=4", "algo.update.bf16=true"),
     "ppo_recurrent": (*TALKING, "algo=ppo", "model=hf", "base=scripted", "env.style=compact", "model.context=400"),
+    "ppo_adapter": (
+        *TALKING,
+        "algo=ppo",
+        "model.lora={rank: 4, alpha: 8, targets: all-linear, dropout: 0, bf16: false}",
+    ),
+    "ppo_told": (*TALKING, "algo=ppo", "+cicero@algo.cicero=default", "algo.cicero.plan.iterations=2"),  # intents
 }
 # What a run of each learner must have had in every iteration, lest its end be that of a run that learned nothing.
 LEARNED = {
@@ -73,6 +84,8 @@ def configure(kind: str, folder: Path, *overrides: str) -> DictConfig:
     if "model=hf" in own:
         own.append(f"model.name={recurrent_model(folder.parent / 'model')}")
         small = tuple(setting for setting in SMALL if not setting.startswith("model."))
+    if kind == "ppo_told":
+        own.append(f"algo.intents={intents(folder.parent / 'intents')}")
     return composed("train", *small, *own, f"runs={folder / 'runs'}", f"cache={folder / 'bases'}", *overrides)
 
 
@@ -82,6 +95,14 @@ def recurrent_model(folder: Path) -> Path:
         texts = scripted_texts("dond", [env_maker({"game": "dond", "style": "compact"})], 0, games=50)
         tokenizer = train_tokenizer(texts, COMPACT_TOKENS, 512)
         save(folder, random_lm("mamba2", len(tokenizer)), tokenizer)
+    return folder
+
+
+def intents(folder: Path) -> Path:
+    """A folder whose action model plans what learners intend."""
+    if not folder.exists():
+        save_policy(folder / ACTION, negotiator(), {"game": "dond"})
+        write_json(folder / PARTS, {"arm": "both", "told": FORM})
     return folder
 
 

@@ -20,7 +20,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -158,6 +158,7 @@ class Job:
     task: Task
     swept: Sequence[str] | None  # settings that differ between a sweep's jobs; None for one run
     command: int  # process of the command
+    said: list[str] = field(default_factory=list)  # errors of this process's jobs
 
     def __call__(self, cfg: DictConfig) -> Any:
         hydra, sweep = HydraConfig.get(), self.swept is not None
@@ -176,7 +177,9 @@ class Job:
                 known = isinstance(error, UserError | OmegaConfBaseException)
                 whole = not known or os.environ.get("HYDRA_FULL_ERROR") == "1"
                 text = "".join(traceback.format_exception(error)) if whole else one_line(error)
-                say_error(f"{name}: {text}" if sweep else text)
+                again = text in self.said
+                self.said.append(text)
+                say_error(f"{name}: {'the same.' if again else text}" if sweep else text)
                 return Failed(name)
 
 

@@ -134,7 +134,10 @@ class Checker:
     def choose(self, files: Sequence[Override]) -> DictConfig:
         """The configuration files that are chosen. UserError where one is not there."""
         for override in files:
-            if not override.is_delete() and override.value() is None:
+            value = override.value()
+            listed = value if isinstance(value, list) and not override.is_delete() else [value]
+            nothing = override.is_delete() and value is None
+            if not (nothing or all(isinstance(name, str) for name in listed)):
                 options = ", ".join(self.options(override.key_or_group))
                 raise UserError(f"{shown(override)} does not fit: choose one of {options}.")
             if override.is_add():

@@ -44,7 +44,7 @@ from experiments.studies.talkers import (
 from marl.agents.base import Agent
 from marl.agents.model import model_agent, room
 from marl.common.errors import UserError, check_count, check_temperature
-from marl.common.files import digest, read_json, write_json
+from marl.common.files import digest, read_json, reading_kept, write_json
 from marl.intents.agent import ACTION, DIALOGUE, CiceroConfig, Parts
 from marl.intents.among_us import SKIP, Intent, accused_outright, mentioned
 from marl.intents.among_us_agent import FACTS, GIVEAWAY, TableAgent
@@ -280,12 +280,13 @@ def play(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Figur
             write_json(path, {"arm": arm, **games_of(made, arm, count, cfg, spec, place, path)})
             place.bar.close()
         kept_ = read_json(path)
-        won[arm] = np.array([game["won"] for game in kept_["games"]], float)
-        found[arm, WON] = rate([bool(w) for w in won[arm]])
-        counts = kept_["counts"]
-        lines += [[made.seed, arm, key, counts[key]] for key in sorted(counts)]
-        if counts.get("drawn"):
-            found |= {(arm, f"{REFUSED}{key}"): each for key, each in refused(counts, filters_of(arm)).items()}
+        with reading_kept(path, "an arm's games"):
+            won[arm] = np.array([game["won"] for game in kept_["games"]], float)
+            found[arm, WON] = rate([bool(w) for w in won[arm]])
+            counts = kept_["counts"]
+            lines += [[made.seed, arm, key, counts[key]] for key in sorted(counts)]
+            if counts.get("drawn"):
+                found |= {(arm, f"{REFUSED}{key}"): each for key, each in refused(counts, filters_of(arm)).items()}
     for arm, other in PAIRS:
         size = min(len(won[arm]), len(won[other]))
         gain = paired_difference(won[arm][:size], won[other][:size], rng=np.random.default_rng(0))

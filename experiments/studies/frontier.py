@@ -253,6 +253,11 @@ def compared(cfg: DictConfig, base: Policy, anchor: Path, device: torch.device) 
         else:
             with reading(folder):
                 arm, seed = f"run_{card['arm']}", int(card["seeds"][0])
+            alike = next((each.folder.name for each in found if (each.arm, each.seed) == (arm, seed)), None)
+            if alike is not None:
+                raise UserError(
+                    f"compare={cfg.compare}: {alike} and {folder.name} are both {card['arm']}, seed {seed}. Name one."
+                )
             policy, made_of = run_policy(str(folder), "dond", device, base), folder_digest(policy_folder(str(folder)))
             found.append(Entrant(arm, seed, policy, folder, made_of, {}))
             continue

@@ -47,7 +47,7 @@ from experiments.studies.talkers import (
 from marl.agents.base import Agent
 from marl.agents.model import PlayConfig, model_agent, room
 from marl.common.errors import UserError, check_count, check_temperature
-from marl.common.files import digest, read_json, write_json
+from marl.common.files import digest, read_json, reading_kept, write_json
 from marl.intents.agent import ACTION, DIALOGUE, NONSENSE, CiceroAgent, CiceroConfig, Parts
 from marl.intents.annotate import correspondence, named_items
 from marl.intents.borrowed import Lessons
@@ -146,7 +146,10 @@ def of_seed(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Fi
         if not path.exists():
             write_json(path, {"rows": situations(made, cfg.temperature)})
         columns = ("place", "intent_is", "counts", "intent", "heard", called("human", cfg), "message")
-        write_csv(place.out / "situations.csv", columns, read_json(path)["rows"])
+        found_there = read_json(path)
+        with reading_kept(path, "situations"):
+            rows = [list(row) for row in found_there["rows"]]
+        write_csv(place.out / "situations.csv", columns, rows)
     return {**found, **figures, **(play(made, ensemble, cfg, spec, place) if ensemble else {})}
 
 
@@ -345,15 +348,16 @@ def play(made: Made, ensemble: Ensemble, cfg: DictConfig, spec: PlaySpec, place:
         end = "" if partner == PEOPLE else f" v {partner}"
         scores: dict[str, np.ndarray] = {}
         for arm in (PEOPLE, *ABLATIONS):
-            about = games_of(made, arm, partner, ensemble, cfg, spec, place)
-            plan = {metric: Interval.from_json(each) for metric, each in about["followed"].items()}
-            found |= {(arm + end, metric): each for metric, each in {**figures_of(about["games"]), **plan}.items()}
-            counts = sorted(about["counts"].items())
-            refusals += [[made.seed, arm + end, key, count] for key, count in counts]
-            if about["counts"].get("drawn"):
-                on = [name for name in ORDER if ABLATIONS[arm].get(name)]
-                found |= {(arm + end, f"{REFUSED}{key}"): each for key, each in refused(about["counts"], on).items()}
-            scores[arm] = np.array([game["score"] for game in about["games"]])
+            path, about = games_of(made, arm, partner, ensemble, cfg, spec, place)
+            with reading_kept(path, "an arm's games"):
+                games, counts = about["games"], about["counts"]
+                plan = {metric: Interval.from_json(each) for metric, each in about["followed"].items()}
+                found |= {(arm + end, metric): each for metric, each in {**figures_of(games), **plan}.items()}
+                refusals += [[made.seed, arm + end, key, count] for key, count in sorted(counts.items())]
+                if counts.get("drawn"):
+                    on = [name for name in ORDER if ABLATIONS[arm].get(name)]
+                    found |= {(arm + end, f"{REFUSED}{key}"): each for key, each in refused(counts, on).items()}
+                scores[arm] = np.array([game["score"] for game in games])
         for arm in (*ABLATIONS,):
             if arm != "intents":
                 gain = bootstrap_mean(scores[arm] - scores["intents"], rng=np.random.default_rng(0))
@@ -364,15 +368,15 @@ def play(made: Made, ensemble: Ensemble, cfg: DictConfig, spec: PlaySpec, place:
 
 def games_of(
     made: Made, arm: str, partner: str, ensemble: Ensemble, cfg: DictConfig, spec: PlaySpec, place: Workspace
-) -> dict[str, Any]:
-    """Figures of an arm's games with a partner, kept in a file. Games that an earlier version kept without how far
-    plans were followed are played again."""
+) -> tuple[Path, dict[str, Any]]:
+    """Figures of an arm's games with a partner, and the file where they are kept. Games that an earlier version kept
+    without how far plans were followed are played again."""
     limits = replace(spec.algo, games=cfg.games, concurrency=min(cfg.concurrency, cfg.games))
     about = played_by(made, arm, partner, spec.cicero, cfg, limits)
     path = place.cells / f"games-s{made.seed}-{digest(about)[:10]}.json"
     kept_games: dict[str, Any] = read_json(path) if path.exists() else {}
     if "followed" in kept_games:
-        return kept_games
+        return path, kept_games
     agent = seat(made, arm, ensemble, spec.cicero, limits, cfg.temperature)
     agent.name = called(agent.name, cfg)
     other = agent if partner == ITSELF else people(made, "partner", limits, cfg.temperature)
@@ -388,7 +392,7 @@ def games_of(
     own = {"games": measured(episodes, agent.name, made), "counts": counts_of(agent), "followed": plan}
     write_json(path, {"arm": arm, "partner": partner, **own})
     write_episodes(path.with_suffix(".jsonl"), episodes[:40])
-    return own
+    return path, own
 
 
 def played_by(

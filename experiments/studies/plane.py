@@ -18,7 +18,7 @@ from experiments.launch.terminal import Bar
 from experiments.setup.config import make
 from experiments.setup.lookahead import ANCHOR, SCRIPTED, Plane, Study, scripted_of
 from marl.common.errors import UserError
-from marl.common.files import read_json
+from marl.common.files import read_json, reading_kept
 from marl.metrics.stats import Metrics, bootstrap_mean
 from marl.metrics.tables import ArmRun, ablation_table, read_table, write_table
 from marl.planning.lookahead import Search, search
@@ -106,15 +106,16 @@ def one_among_six(games: int, players: int, rng: np.random.Generator) -> NDArray
 
 def tabulate(points: Mapping[Path, Point], out: Path) -> str:
     """Writes `plane.csv`, whose arms are `player population agent`, and `plane.svg`. Returns the means as text."""
-    runs = [ArmRun(p.name, p.seed, figures(read_json(path), p.seed)) for path, p in points.items()]
+    runs = [ArmRun(p.name, p.seed, figures(path, p.seed)) for path, p in points.items()]
     write_table(out / PLANE, ablation_table(runs))
     rows = read_table(out / PLANE)  # what the figure is drawn from again
     plane_figure(rows, out / "plane.svg")
     return plane_text(rows)
 
 
-def figures(kept: Mapping[str, Any], seed: int) -> Metrics:
-    """A point's figures on one seed, with intervals over games and positions."""
-    rng = np.random.default_rng(seed)
-    values = (*(kept["scores"][name] for name in (ANCHOR, SCRIPTED)), kept["likelihood"])
-    return {name: bootstrap_mean(each, rng=rng) for name, each in zip(METRICS, values, strict=True)}
+def figures(path: Path, seed: int) -> Metrics:
+    """The kept figures of a point on one seed, with intervals over games and positions."""
+    kept, rng = read_json(path), np.random.default_rng(seed)
+    with reading_kept(path, "a point's figures"):
+        values = (*(kept["scores"][name] for name in (ANCHOR, SCRIPTED)), kept["likelihood"])
+        return {name: bootstrap_mean(each, rng=rng) for name, each in zip(METRICS, values, strict=True)}

@@ -48,7 +48,7 @@ from experiments.studies.talkers import (
 from marl.agents.base import Agent
 from marl.agents.model import model_agent, room
 from marl.common.errors import UserError, check_count, check_counts, check_temperature
-from marl.common.files import digest, read_json, write_json
+from marl.common.files import digest, read_json, reading_kept, write_json
 from marl.intents.agent import ACTION, DIALOGUE, Parts
 from marl.intents.draws import messages_behind, plain_words
 from marl.intents.filters import CORRESPONDENCE, REPETITION
@@ -317,14 +317,15 @@ def play(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> tuple
                 write_json(path, {"arm": arm, "six": six, **measured(episodes, one)})
                 write_episodes(path.with_suffix(".jsonl"), episodes[:20])
             about = read_json(path)
-            scores[arm] = np.array(about["scores"])
-            figures[arm, metric] = bootstrap_mean(scores[arm], rng=np.random.default_rng(0))
-            end = metric.removeprefix("score/1v6")
-            figures |= {(arm, f"{key}{end}"): Interval.from_json(each) for key, each in about["press"].items()}
-            if arm == TALKS:
-                counts += [[made.seed, six, key, count] for key, count in sorted(about["counts"].items())]
-                shares = refused(about["counts"], [REPETITION, CORRESPONDENCE]) if about["counts"].get("drawn") else {}
-                figures |= {(arm, f"filter/refused/{name}{end}"): each for name, each in shares.items()}
+            with reading_kept(path, "an arm's games"):
+                scores[arm], drawn = np.array(about["scores"]), about["counts"]
+                figures[arm, metric] = bootstrap_mean(scores[arm], rng=np.random.default_rng(0))
+                end = metric.removeprefix("score/1v6")
+                figures |= {(arm, f"{key}{end}"): Interval.from_json(each) for key, each in about["press"].items()}
+                if arm == TALKS:
+                    counts += [[made.seed, six, key, count] for key, count in sorted(drawn.items())]
+                    shares = refused(drawn, [REPETITION, CORRESPONDENCE]) if drawn.get("drawn") else {}
+                    figures |= {(arm, f"filter/refused/{name}{end}"): each for name, each in shares.items()}
         for other in (MUTE, BASE):
             gain = bootstrap_mean(scores[TALKS] - scores[other], rng=np.random.default_rng(0))
             figures[f"{TALKS} - {other}", metric] = gain

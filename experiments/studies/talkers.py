@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from experiments.launch.terminal import say
 from marl.agents.model import PlayConfig
-from marl.common.files import digest, read_json, write_json
+from marl.common.files import digest, read_json, reading_kept, write_json
 from marl.intents.agent import PARTS
 from marl.intents.talker import UNFINISHED
 from marl.metrics.stats import Interval, rate
@@ -71,7 +71,9 @@ def kept(path: Path, find: Callable[[], Figures]) -> Figures:
     """Figures from a file, or found and kept there."""
     if not path.exists():
         write_json(path, {"figures": [[*key, each.to_json()] for key, each in find().items()]})
-    return {(arm, metric): Interval.from_json(each) for arm, metric, each in read_json(path)["figures"]}
+    found = read_json(path)
+    with reading_kept(path, "figures"):
+        return {(arm, metric): Interval.from_json(each) for arm, metric, each in found["figures"]}
 
 
 def refused(counts: Mapping[str, int], filters: Sequence[str] = ()) -> dict[str, Interval]:

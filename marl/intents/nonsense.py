@@ -14,13 +14,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from marl.common.errors import UserError
-from marl.common.files import read_json, write_json
+from marl.common.files import read_json, reading, write_json
 from marl.intents.corruptions import KINDS
 from marl.metrics.listener import passes, speech_scores
+from marl.model.loading import read_tensors
 from marl.model.policy import Policy
 
 Floats = NDArray[np.float64]
@@ -107,12 +108,18 @@ class Ensemble:
 
     @classmethod
     def load(cls, folder: Path) -> Ensemble:
-        """Reads what `save` wrote."""
-        kinds, tensors = read_json(folder / "nonsense.json")["kinds"], load_file(folder / "nonsense.safetensors")
-        heads = nn.ModuleList([head(len(tensors["mean"])) for _ in kinds])
+        """Reads what `save` wrote. UserError where it is damaged."""
+        tensors = read_tensors(folder / "nonsense.safetensors")
         own = {name.removeprefix("heads."): tensor for name, tensor in tensors.items() if name.startswith("heads.")}
+        with reading(folder):
+            kinds = tuple(read_json(folder / "nonsense.json")["kinds"])
+            mean, scale, unseen = (tensors[name] for name in ("mean", "scale", "unseen"))
+            assert mean.shape == scale.shape and unseen.shape == (len(unseen), len(kinds)), kinds
+            heads = nn.ModuleList([head(len(mean)) for _ in kinds])
+            shapes = {name: tensor.shape for name, tensor in heads.state_dict().items()}
+            assert shapes == {name: tensor.shape for name, tensor in own.items()}, kinds
         heads.load_state_dict(own)
-        return cls(tuple(kinds), heads, tensors["mean"], tensors["scale"], tensors["unseen"].double().numpy())
+        return cls(kinds, heads, mean, scale, unseen.double().numpy())
 
 
 def train(human: Tensor, spoiled: dict[str, Tensor], unseen: Tensor, seed: int = 0) -> Ensemble:

@@ -38,22 +38,20 @@ def talk_sentences(found: Mapping[str, Metrics]) -> list[str]:
     """The measures in words, one paragraph a player."""
 
     def mean(metric: str, decimals: int = 2) -> str:
-        return f"{own[metric].mean:.{decimals}f}"
+        return f"{round(own[metric].mean, decimals) + 0.0:.{decimals}f}"  # never -0.00
 
     paragraphs = []
     for player, own in found.items():
         parts = []
-        if "talk/meant_right" in own:
-            heard = f", and listeners took {mean('talk/heard')}" if "talk/heard" in own else ""
-            parts.append(
-                f"Of {mean('talk/prior')} nats about whom it saw kill, a witness's message gave away "
-                f"{mean('talk/said')}{heard}."
-            )
-        elif "talk/said" in own:
-            parts.append(
-                f"Of {mean('talk/prior')} nats to be said, messages gave away {mean('talk/said')}, and listeners took "
-                f"{mean('talk/heard')}."
-            )
+        if "talk/said" in own:
+            witness, said = "talk/meant_right" in own, mean("talk/said")
+            whose = "about whom it saw kill, a witness's message" if witness else "to be said, messages"
+            gave = f"nothing ({said})" if said.startswith("-") else said
+            heard = mean("talk/heard") if "talk/heard" in own else ""
+            took = f", and listeners took {heard}" if heard else ""
+            if heard.startswith("-"):
+                took = f", and listeners took nothing: their beliefs were {heard[1:]} worse than a guess"
+            parts.append(f"Of {mean('talk/prior')} nats {whose} gave away {gave}{took}.")
         if "talk/claim/exact" in own:
             made, best = mean("talk/claim/made", 1), mean("talk/claim/exact", 1)
             parts.append(f"Claims were worth {made} points, of {best} at best.")
@@ -64,7 +62,8 @@ def talk_sentences(found: Mapping[str, Metrics]) -> list[str]:
             )
         if "talk/vote_credit/silence" in own:
             percent = 100 * own["talk/vote_credit/silence"].mean
-            parts.append(f"It won {percent:+.1f} points of a listener's vote for the imposter, beside silence.")
+            won = "won" if percent >= 0 else "lost"
+            parts.append(f"It {won} {abs(percent):.1f} points of a listener's vote for the imposter, beside silence.")
         if "talk/true_claims" in own:
             parts.append(f"{own['talk/true_claims'].mean:.0%} of the claims that can be checked were true.")
         paragraphs.append(" ".join([f"{player}:", *parts]))

@@ -30,7 +30,7 @@ def test_no_input_breaks_anything(tmp_path: Path) -> None:
     results = dict(hostile(inputs=128, seed=0, folder=tmp_path))
     assert {name: result.broken for name, result in results.items() if result.broken} == {}
     tried = sum(result.outcomes.total() for result in results.values())
-    assert len(results) == 9 and tried >= 128
+    assert len(results) == 12 and tried >= 128
     refusing = [name for name, result in results.items() if not name.startswith("replies")]
     assert all(any("refused" in outcome for outcome in results[name].outcomes) for name in refusing)
     assert all(results[name].outcomes["corrected"] for name in results.keys() - set(refusing))

@@ -45,6 +45,22 @@ def test_figures_are_said_in_words_and_names_are_escaped() -> None:
 
 
 @pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        ({"prior": 2.0, "said": 1.5, "heard": -1.06}, "Of 2.00 nats to be said, messages gave away 1.50, and "
+         "listeners took nothing: their beliefs were 1.06 worse than a guess."),
+        ({"prior": 2.0, "said": -0.3, "heard": -0.001, "meant_right": 0.1}, "Of 2.00 nats about whom it saw kill, a "
+         "witness's message gave away nothing (-0.30), and listeners took 0.00."),
+        ({"vote_credit/silence": 0.012}, "It won 1.2 points of a listener's vote for the imposter, beside silence."),
+        ({"vote_credit/silence": -0.02}, "It lost 2.0 points of a listener's vote for the imposter, beside silence."),
+    ],
+)  # fmt: skip
+def test_what_is_negative_is_said_as_such(figures: dict[str, float], said: str) -> None:
+    found = {f"talk/{name}": Interval(value, value, value, 9) for name, value in figures.items()}
+    assert talk_sentences({"x": found}) == [f"x: {said}"]
+
+
+@pytest.mark.parametrize(
     ("overrides", "said"),
     [
         ((), "name finished runs, whose models"),

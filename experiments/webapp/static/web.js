@@ -5,6 +5,8 @@ const table = document.getElementById("table");
 const away = document.getElementById("away"); // says that the server does not answer
 let news = null; // the server's events, while others are waited for
 let late = null; // until it is said that they do not come
+let fresh = -Infinity; // when something was chosen, or other choices were shown
+const QUICK = 300; // milliseconds after that in which nobody has read them
 
 function show(html, focus) {
   const text = document.getElementById("text");
@@ -16,6 +18,7 @@ function show(html, focus) {
   const now = document.getElementById("now"); // the button that stops the game is never chosen for anybody
   (now.querySelector(".reply textarea, .reply button, .ending button, a.main") || now).focus({ preventScroll: true });
   now.scrollIntoView({ block: "nearest" });
+  fresh = performance.now();
 }
 
 function prepare() {
@@ -81,17 +84,17 @@ function wait(version) {
   };
 }
 
-// The second half of a double click, or a key that is held, was meant for what stood there before.
+// The second half of a double click, a key that is held or comes at once was meant for what stood there before.
 function stray(event) {
-  const chooses = event.target.closest("a, button:not([type])");
-  if (chooses && (event.type === "click" ? event.detail === 2 : event.repeat && event.key === "Enter")) event.preventDefault();
+  if (!event.target.closest("a, button:not([type])")) return;
+  const early = event.detail > 1 || (event.detail === 0 && performance.now() - fresh < QUICK); // 0: by key
+  if (event.type === "click" ? early : event.repeat && event.key === "Enter") event.preventDefault();
+  else if (event.type === "click") fresh = performance.now();
 }
 
-if (table) {
-  table.addEventListener("click", stray);
-  table.addEventListener("keydown", stray);
-  prepare();
-}
+document.addEventListener("click", stray);
+document.addEventListener("keydown", stray);
+if (table) prepare();
 
 const again = document.getElementById("again"); // a place in the queue
 if (again) setTimeout(() => again.requestSubmit(), 4000);

@@ -463,6 +463,7 @@ def test_a_failed_job_of_a_sweep_surfaces_and_the_others_go_on(cli: Cli) -> None
 
 def test_failed_jobs_are_named_by_what_tells_them_apart(cli: Cli) -> None:
     result = cli("-m", "label=x", "ablation=none,full", "seed=7", "note=3")
+    assert result.err.startswith("ablation=none: seed 7 is unlucky: choose another one.\nablation=full: the same.\n")
     assert result.err.endswith("Failed jobs: 2 (ablation=none; ablation=full).\n")
     assert cli("-m", "label=x", "seed=7").err.endswith("Failed jobs: 1 (label=x seed=7).\n")  # nothing is swept
 
@@ -568,6 +569,9 @@ def test_null_is_taken_wherever_a_comment_says_what_it_means() -> None:
         ),
         ("train env=null", "env=null does not fit: choose one of among_us, diplomacy, dond."),
         ("train -m tracker=jsonl,null", "tracker=null does not fit: choose one of jsonl, wandb."),
+        ("train tracker=-1", "tracker=-1 does not fit: choose one of jsonl, wandb."),
+        ("train tracker=[1]", "tracker=[1] does not fit: choose one of jsonl, wandb."),
+        ("train ~pretrained=1", "~pretrained=1 does not fit: choose one of gemma3, hf, smollm2."),
         # names are as long as their bytes, and every choice of a sweep is looked at before its first job
         (f"train -m name=a,'{'木' * 67}'", f"name={'木' * 60}...: 201 {MANY}"),
         (f"crossplay players=[a,b] name={'c' * 201}", f"name={'c' * 60}...: 201 {MANY}"),

@@ -143,6 +143,10 @@ def test_runs_of_another_base_are_no_comparison(tmp_path: Path) -> None:
         (tmp_path / "x-full-s1" / "run.json").write_text(json.dumps(card))
         (found,) = compared(cfg, policy, here, torch.device("cpu"))
         assert (found.arm, found.seed, found.folder.name, found.planners) == ("run_full", 1, "x-full-s1", {})
+    shutil.copytree(tmp_path / "x-full-s1", tmp_path / "x-more-s1")
+    with pytest.raises(UserError, match=r"compare=x-\*: x-full-s1 and x-more-s1 are both full, seed 1\. Name one"):
+        compared(cfg, policy, here, torch.device("cpu"))
+    shutil.rmtree(tmp_path / "x-more-s1")
     save_policy(here, other_weights(policy), {"game": "dond"})  # made again, under the same name
     with pytest.raises(UserError, match="x-full-s1 started from an earlier here than the anchor"):
         compared(cfg, policy, here, torch.device("cpu"))

@@ -252,10 +252,39 @@ def test_a_double_click_and_a_held_key_count_once(opened: Any, seeded: Callable[
         opened.mouse.up(click_count=number)
 
     assert twice(click) == 1
+    own = opened.locator(".log .turn.right").count()
+    click(3)  # quickly a third time
+    opened.wait_for_timeout(500)
+    assert opened.locator(".log .turn.right").count() == own
     assert twice(lambda number: click(1)) == 2
     opened.locator("#now button[value=wait]").focus()
     assert twice(lambda number: opened.keyboard.down("Enter")) == 1
     opened.keyboard.up("Enter")
+    assert opened.evaluate(AT_ONCE) == 1
+    opened.wait_for_timeout(PAUSE)
+    opened.locator("#now button[value=wait]").focus()
+    before = version(opened)
+    opened.keyboard.press("Enter")
+    changed(opened, before)
+
+
+def test_a_double_click_begins_one_game(opened: Any) -> None:
+    opened.goto("/play")
+    opened.get_by_role("button", name="Play Among Us").dblclick()
+    opened.wait_for_url("**/play/*")
+    opened.goto("/play")
+    assert opened.locator("ul.plain li").count() == 1
+
+
+PAUSE = 400  # milliseconds: keys that come sooner after what is new were meant for what stood there before
+# Chooses `wait` by key, and what stands there next at once; which no test could do from outside.
+AT_ONCE = """() => new Promise((counted) => {
+    const moves = () => document.querySelectorAll('.log .turn.right').length, own = moves();
+    const press = () => document.querySelector('#now button[value=wait]:not([disabled])')?.click();
+    new MutationObserver(press).observe(document.getElementById('table'), { childList: true });
+    press();
+    setTimeout(() => counted(moves() - own), 1000);
+})"""
 
 
 @pytest.mark.slow
@@ -301,6 +330,7 @@ def test_a_whole_game_by_keyboard(opened: Any, game: str, seat: str) -> None:
             opened.keyboard.press("Space")
         sent += 1
         changed(opened, before)
+        opened.wait_for_timeout(PAUSE)
     assert "The game is over" in opened.locator(".log").inner_text()
     tab_to(opened, lambda: opened.evaluate("document.activeElement.textContent").startswith("Watch this game"))
     opened.keyboard.press("Enter")
