@@ -44,6 +44,6 @@ def negotiator() -> Policy:
     """Knows enough of the grammar for messages that are heard, for proposals and for errors."""
     policy = tiny_policy(context=1024)
     agent = scripted("dond", tokens=policy.tokens)
-    games = rollout(draw_games(9, 9, count=4), everyone(agent), COMPACT, 4)
+    games = rollout(draw_games(9, 9, count=6), everyone(agent), COMPACT, 6)
     batch = collate(rows_of(games, {"scripted"}), {})
     return teach(policy, batch.tokens, batch.reply, 60)
