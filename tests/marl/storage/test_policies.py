@@ -67,7 +67,7 @@ UNPICKLE = {"joblib.load", "joblib.dump", "joblib.Memory", "torch.load", "torch.
 
 
 def pickles_in(source: str) -> list[str]:
-    """What in a file reads or writes pickles."""
+    """Names in a file's source that read or write pickles."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
