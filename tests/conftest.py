@@ -1,4 +1,4 @@
-"""What holds for every test: no network, one thread, and no deadline that a busy machine could miss."""
+"""Settings for all tests: no network, one thread, and no hypothesis deadline, which a busy machine would miss."""
 
 import os
 from collections.abc import Iterator
