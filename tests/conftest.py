@@ -1,5 +1,5 @@
-"""What holds for every test: no network, one thread, no waiting for the disk, and no deadline that a busy machine could
-miss."""
+"""Settings for all tests: no network, one thread, no waiting for the disk, and no hypothesis deadline, which a busy machine
+would miss."""
 
 import gc
 import os

@@ -63,16 +63,17 @@ class Handler(BaseHTTPRequestHandler):
         self.send(json.dumps({"object": "chat.completion", "choices": [choice], "usage": {"total_tokens": tokens}}))
 
     def log_message(self, *args: Any) -> None:
-        """Nothing on the terminal."""
+        """Prints nothing."""
 
 
 def sensible(server: Server, body: dict[str, Any], handler: Any) -> None:
-    """Greets, then claims everything, or what is left if it is told so."""
+    """Greets, then claims, as `move` does."""
     handler.say(move(body["messages"]))
 
 
 def move(messages: list[dict[str, str]]) -> str:
-    """As player: one message, then the claim of one of each."""
+    """Returns the reply of a simple player, who greets first and then claims. The claim is one of each item if the
+    prompt says `Pool`, otherwise the whole pool."""
     counts = parse_prompt(messages[0]["content"] + "\n")[0]
     spoken = any(m["role"] == "assistant" for m in messages)
     pending = "has made a proposal" in messages[-1]["content"]

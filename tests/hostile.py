@@ -146,7 +146,7 @@ def kinds(folder: Path) -> dict[str, Kind]:
 
 @dataclass(frozen=True)
 class Result:
-    """What a kind's inputs came to, by outcome; and the inputs that broke something, with how."""
+    """Outcomes of one kind's inputs, counted, and the inputs that broke something, with the error."""
 
     outcomes: Counter[str]
     broken: str = ""

@@ -122,7 +122,7 @@ def try_files(good: Path, scratch: Path, read: Callable[[Path], str], done: Any,
 
 
 def read_dialogues(folder: Path) -> str:
-    """As a base of human dialogues does: all files first, then a split through the game."""
+    """Reads the folder as a base of human dialogues does: all files first, then each split through the game."""
     data_files(folder)
     for split in ("train", "val", "test"):
         recorded(str(folder), split, [lambda: dond_v0.parallel_env(style="compact")])  # type: ignore[arg-type]
@@ -142,7 +142,8 @@ def tensors_of(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, to
 
 
 class Checkpoints:
-    """Two checkpoints of a small policy. Damage with checksums that fit is what another version or game would leave."""
+    """Two checkpoints of a small policy, to be damaged. Damage with fitting checksums is what another version or
+    another game would leave."""
 
     def __init__(self, folder: Path) -> None:
         self.good = folder / "checkpoints"
@@ -159,7 +160,8 @@ class Checkpoints:
         self.policy = hint_policy(0)
 
     def read(self, folder: Path, sealed: bool) -> str:
-        """As a run that goes on: nothing, or a checkpoint that is whole."""
+        """Reads the folder as a resumed run does: it finds a whole checkpoint, or starts anew. `sealed` makes checksums
+        fit first."""
         if sealed:
             for checkpoint in folder.iterdir():
                 seal(checkpoint)

@@ -95,7 +95,7 @@ def deceive(game: tuple[str, int, list[list[str | int]]]) -> str:
 
 
 def check_observations(env: Any, seen: Mapping[str, Any]) -> None:
-    """What is heard is in its space, and can be written to a file."""
+    """Checks that each observation is in its space and can be written to a file."""
     for agent, own in seen.items():
         assert env.observation_space(agent).contains(own), own
         own["text"].encode()

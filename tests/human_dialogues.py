@@ -67,7 +67,8 @@ def write(folder: Path, rows: tuple[str, ...] = ROWS, val: str = VAL, test: str 
 
 
 def games_of(count: int) -> tuple[str, ...]:
-    """Both views of `count` deals, told apart by what is said; in every fourth one player scores nothing."""
+    """Returns both views of `count` deals, which differ in what is said. One player scores nothing in every fourth
+    deal."""
     rows = []
     for i in range(count):
         talk = f"YOU: i would like 4 hats {i} <eos> THEM: deal <eos> YOU: <selection>"

@@ -40,7 +40,7 @@ def stop(cfg: DictConfig, iteration: int, saved: bool = True) -> None:
 
 
 def typed(monkeypatch: pytest.MonkeyPatch, command: str, *overrides: str) -> None:
-    """As if these were typed: what is typed wins over a run's own settings."""
+    """Sets `overrides` as if they had been typed; typed settings win over a run's own."""
     with initialize_config_module("conf", version_base="1.3"):
         whole = compose(command, overrides=list(overrides), return_hydra_config=True)
     monkeypatch.setattr(HydraConfig.instance(), "cfg", whole)
@@ -69,6 +69,6 @@ def weights(policy: Path) -> dict[str, torch.Tensor]:
 
 
 def identical(one: Path, other: Path) -> bool:
-    """Whether two saved policies are the same to the last bit."""
+    """Returns whether two saved policies are the same to the last bit."""
     ours, theirs = weights(one), weights(other)
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)

@@ -161,7 +161,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def stage(cfg: DictConfig) -> str:
-    """How far a killed run had come."""
+    """Returns the stage at which a run was killed: base, iteration N, writing a folder, or last evaluation."""
     folder = run_folder(cfg)
     if not folder.exists() or not (folder / "metrics.jsonl").exists():
         return "base"
@@ -228,7 +228,7 @@ def learner_of(kind: str) -> str:
 
 
 def always(cfg: DictConfig, metric: str) -> bool:
-    """Whether a metric of training, of any learner, was something other than 0 in every iteration."""
+    """Returns whether a training metric was nonzero for some learner in every iteration."""
     rows = [row for row in read_metrics(run_folder(cfg) / METRICS_FILE) if row["phase"] == "train"]
     return all(any(row[name] for name in row if name.endswith(metric)) for row in rows)
 

@@ -129,7 +129,8 @@ class Entrant:
 
     @property
     def limits(self) -> Limits:
-        """How others plan, and talk with a plan, beside its learners, and what these are told: as in its run."""
+        """Limits of play beside this entrant's learners, as in its run: how others plan and talk, and whose intents are
+        told."""
         algo = self.config["algo"]
         return Limits(
             planner=make(PlannerConfig, algo.get("planner") or {}, "algo.planner"),

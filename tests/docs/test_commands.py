@@ -127,7 +127,7 @@ RUN = sorted(line for line in LINES if not line.startswith(tuple(NOT_RUN)))
 
 
 def page_of(line: str) -> str:
-    """Names the page of a command, one of results by its table."""
+    """Names the page of a command; a page of results is named after its table."""
     page = LINES[line]
     own = {"README": page.parent.name, "notes": f"{page.parent.name}/notes"}
     return own[page.stem] if page in RESULTS else page.stem
@@ -165,7 +165,7 @@ def folder(finished: Path, bases: Path, tmp_path_factory: pytest.TempPathFactory
 
 
 def smaller(module: str, given: list[str], bases: Path) -> list[str]:
-    """Replaces settings of a command by such that make it small."""
+    """Makes a command small by replacing some of its settings."""
     if any(word.startswith(("data=", "data.table=", "a=")) for word in given):  # takes seconds as it stands
         return given
     more = [*SMALLER.get(module, ())]
@@ -264,7 +264,7 @@ def run(line: str, folder: Path, bases: Path) -> None:
 
 
 def there(word: str, folder: Path) -> str:
-    """Finds what a name of FIRST stands for in this folder, or '' if it was not made yet. RUNS are two."""
+    """Finds what a name of FIRST stands for in this folder, or "" if it was not made yet. RUNS stands for two runs."""
     simulated = "study-small-simulated"
     if word == "CODE":
         table = folder / "runs" / simulated / "export/simulated_people.csv"
@@ -293,6 +293,6 @@ def test_a_command_runs(line: str, folder: Path, bases: Path, monkeypatch: pytes
 
 
 def answered(server: uvicorn.Server, sockets: list[socket]) -> None:
-    """Asks for a page and stops, in place of serving until somebody stops it."""
+    """Asks for one page and returns, in place of a server that somebody has to stop."""
     with TestClient(server.config.app, base_url="http://127.0.0.1") as browser:
         assert browser.get("/").status_code in (200, 401)

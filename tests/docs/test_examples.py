@@ -88,7 +88,7 @@ NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All its cells in order, without a browser; its figures are drawn and not shown."""
+    """All cells run in order without a browser; figures are drawn and not shown."""
     monkeypatch.setattr("matplotlib.pyplot.show", lambda: None)
     names: dict[str, Any] = {"__name__": "notebook"}
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:

@@ -137,7 +137,7 @@ def test_agents_and_styles_that_do_not_exist_are_refused(game: ModuleType, style
 
 
 def meeting(styles: dict[str, str], message: str) -> dict[str, str]:
-    """What the others read of a message that Orange's finder, player_1, says first, by agent."""
+    """Observed texts by agent, once player_1, the first speaker after Orange's kill is reported, has said `message`."""
     env = among_us_v0.parallel_env(cooldown=0, messages_each=1)
     start = {"names": among_us_state.NAMES[:5], "imposters": (4,), "styles": styles}
     for seed in range(50):

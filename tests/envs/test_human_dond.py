@@ -269,7 +269,7 @@ def test_a_dialogue_that_names_items_otherwise_keeps_them(name: str) -> None:
 
 @needs_data
 def test_published_dialogues_with_items_renamed() -> None:
-    """Nearly all can be, there and back, and they play on as they are, with the same points."""
+    """Nearly all dialogues can be renamed, there and back, and are still played to their end with the same points."""
     views = published("val").usable
     renamed = [permuted(view, (2, 0, 1)) for view in views]
     assert [permuted(view, (1, 2, 0)) for view in renamed] == list(views)

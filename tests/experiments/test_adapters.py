@@ -198,10 +198,10 @@ def test_another_rank_or_other_targets_than_the_run_to_start_from(run: Path, bas
             trained(tmp_path, bases, f"init.learner={run}", f"model.lora.{setting}")
 
 
-def test_adapters_in_the_place_of_a_model_or_for_another_base(
+def test_adapters_as_a_model_or_for_another_base_are_refused(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before a base is loaded or a folder begun."""
+    """Errors come before a base is loaded or a folder is made."""
     monkeypatch.setattr(train, "base_policy", lambda *_, **__: pytest.fail("a base is loaded"))
     tokenizer = hf_tokenizer(CHATML, single_digits=True)
     name = save(tmp_path / "model", random_lm("llama", len(tokenizer), context=4096), tokenizer)

@@ -50,7 +50,7 @@ def run(bases: Path, tmp_path_factory: pytest.TempPathFactory) -> Train:
 
 
 def seating(path: Path) -> list[tuple[list[str], list[str]]]:
-    """Who held the seats of crewmates and of imposters in recorded games."""
+    """Names of the players in the seats of crewmates and of imposters, for each recorded game."""
     return [
         tuple(sorted(game["players"][a] for a, own in game["roles"].items() if own == role)
               for role in ("crewmate", "imposter"))
@@ -162,7 +162,8 @@ def test_a_finished_run_may_be_the_opponent(run: Train) -> None:
 
 
 def test_a_second_learners_policy_may_start_another_pair_and_play_beside_it(run: Train) -> None:
-    """It is called by its run's name too: a learner called `rival` would train on its tokens."""
+    """The frozen copy of the old rival is recorded as `RUN/rival`. Under the name `rival`, the new learner would train
+    on its tokens."""
     old = run(*TWO)
     made = run("cast.imposter.player=rival", f"cast.imposter.partner={old / 'rival'}", "cast.imposter.partners=0.5",
                f"init.rival={old / 'rival'}", "algo.iterations=1", "algo.update.learning_rate=0")  # fmt: skip
@@ -237,7 +238,8 @@ def evaluated(out: Path, *overrides: str) -> tuple[dict[str, Any], Path]:
 
 
 def close(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
-    """The same up to the noise of other batch shapes; what terms of training say is training's alone."""
+    """Compares metrics up to the noise of other batch shapes. Values of losses and rewards are left out, since only
+    training has them."""
     measured = {name for name in theirs if not name.startswith(("loss/", "reward/"))}
     assert ours.keys() == measured, ours.keys() ^ measured
     return all(ours[name][key] == pytest.approx(theirs[name][key], abs=1e-5) for name in ours for key in ours[name])
@@ -337,8 +339,8 @@ def test_the_base_against_itself_is_the_runs_base(run: Train, tmp_path: Path) ->
     assert seating(games)[0] == (sorted(["base", *["measured"] * 3]), ["base"])
 
 
-def test_a_scripted_crew_has_the_partner_that_is_no_model(tmp_path: Path) -> None:
-    """So that the scripts' ladder can stand beside learners, of whose crew one is frozen."""
+def test_a_scripted_crew_gets_the_scripted_partner_of_the_cast(tmp_path: Path) -> None:
+    """Scripts can then be compared with learners whose crew has one frozen player."""
     game = [o for o in AMONG_US if o.startswith("env")]
     for more, crew in (((), ["confidant"] * 4), (("cast.crewmate.partner=random",), ["confidant"] * 3 + ["random"])):
         _, games = evaluated(tmp_path / str(len(more)), *game, "players=[confidant,random]", *more)
@@ -368,7 +370,8 @@ def test_anothers_voice(run: Train, tmp_path: Path) -> None:
 
 
 def test_learning_from_planned_votes(run: Train) -> None:
-    """With the settings that go with the game, whose base and model are those of PPO."""
+    """algo=pikl has the base and model of PPO, trains on the plan loss alone, and records in training games what the
+    planner weighed."""
     ppo, pikl = (configure("train", "env=among_us", f"algo={algo}") for algo in ("ppo", "pikl"))
     assert plain(pikl)["base"] == plain(ppo)["base"] and plain(pikl)["model"] == plain(ppo)["model"]
     algo = run_spec(pikl).algo

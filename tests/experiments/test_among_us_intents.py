@@ -103,7 +103,7 @@ def test_bad_settings_of_the_study(setting: str, error: str, tmp_path: Path) -> 
 
 
 def test_games_and_words_are_made_again_with_other_limits() -> None:
-    """Names what the study keeps by all that decides it."""
+    """Files that the study keeps are named after everything that decides them."""
     made: Any = SimpleNamespace(models={}, env=ENV)
 
     def keys(*changed: str) -> tuple[dict, dict]:

@@ -105,10 +105,10 @@ def test_cross_play_goes_on_past_failures_and_keeps_no_pair_that_met_a_spent_bud
     assert list(card["lost_seats"].values()) == [1] and "1 declined to answer" in capsys.readouterr().out
 
 
-def test_the_client_tells_nothing_of_its_requests(
+def test_requests_are_not_logged(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Through the real command line, whose logging shows what is logged."""
+    """The real command line is used, because it prints what is logged."""
     given = ("players=[chat,random]", "games=1", "chat.model=m", "threads=1", "progress=false")
     monkeypatch.setattr(sys, "argv", ["evaluate", *given, f"runs={tmp_path}", f"chat.url={server.url}"])
     evaluate.main()
@@ -161,7 +161,7 @@ def test_what_may_be_a_secret_is_refused_where_nobody_chats_too(secret: str, tmp
 def test_a_training_run_keeps_no_secret_and_goes_on_by_the_same_settings(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In none of its files, W&B's included, and not in what it says."""
+    """Files of the run, W&B's included, hold no secret, though another key makes another run."""
 
     def settings(calls: int, key: str = "one-27182818") -> list[str]:
         return [
@@ -195,7 +195,7 @@ def test_a_training_run_keeps_no_secret_and_goes_on_by_the_same_settings(
 
 
 def test_training_says_after_each_iteration_which_seats_were_lost(capsys: pytest.CaptureFixture[str]) -> None:
-    """Else a learner would play beside silence to its end, and nobody knew."""
+    """A learner could otherwise play beside a silent partner to the end without anybody noticing."""
     chat = SimpleNamespace(lost=[((0, "player_0"), Lost.BUSY), ((1, "player_0"), Lost.BUSY)])
     parts: dict[str, Any] = dict.fromkeys((field.name for field in fields(AfterIteration)), None)
     after = AfterIteration(**{**parts, "work": SimpleNamespace(chat=chat), "told": 0})

@@ -81,7 +81,7 @@ def test_evaluation_and_transcripts(player: str, tmp_path: Path) -> None:
 def test_commands_say_once_which_filter_refuses_everything(
     player: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No message can raise a probability by 1."""
+    """The filter wants a message to raise a probability by 1, which none can do."""
     filters = ("device=cpu", "env.max_entries=4", *WEAK, "games=2", "cicero.correspondence=1")
     small, crossed = (*filters, f"out={tmp_path}"), (*filters, "progress=false", "threads=1", f"runs={tmp_path}")
     monkeypatch.setattr("builtins.input", lambda prompt: "[message] hi")
@@ -99,7 +99,7 @@ def test_commands_say_once_which_filter_refuses_everything(
 def test_conditions_seat_talkers_as_their_run_does(
     player: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In a cast, too, their filters are the run's own, part of what kept games are named after, and said."""
+    """Talkers in a condition's cast use the filters of the run. Other filters give another file of kept games."""
     filters = ("nonsense=0", "correspondence=1", "candidates=2", "draws=3", "plan.iterations=3")
     how = ("+cicero@algo.cicero=default", *(f"algo.cicero.{each}" for each in filters))
     small = ("algo.iterations=1", "algo.games=2", "env.max_entries=4", "eval.games=0", "eval.final_games=2")
@@ -145,7 +145,8 @@ def test_settings_of_a_training_run_reach_its_cast(player: str, tmp_path: Path) 
 def test_a_learner_is_told_intents_from_the_command_line(
     player: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In training, in evaluation, the base in its seats too, and in studies; a run without them is the one it was."""
+    """Learner and base are told intents in training, evaluation and studies. Whatever would play the run without them
+    is refused."""
     folder, small = player.removesuffix(CICERO), ("algo.iterations=1", "algo.games=2", "env.max_entries=4", "threads=1")
     how = (*small, "eval.games=0", "eval.final_games=2", "progress=false", "device=cpu", f"runs={tmp_path}")
     how = (*how, "model.kind=hf", f"model.name={folder}/{DIALOGUE}", "base.data=none", "+cicero@algo.cicero=default")
@@ -191,7 +192,7 @@ def test_a_learner_is_told_intents_from_the_command_line(
 
 
 def test_who_is_told_other_intents_is_another_player(tmp_path: Path) -> None:
-    """Kept games are named after the model that plans the intents, too: a later study may replace it."""
+    """A later study may replace the model that plans the intents, so kept games are named after that model, too."""
     run, talker = tmp_path / "run", tmp_path / "talker"
     save_policy(run / "policy", negotiator(), {"game": "dond"})
     algo = {"intents": str(talker), "iterations": 1, "max_new_tokens": 8, "context": 64}
@@ -209,7 +210,8 @@ def test_who_is_told_other_intents_is_another_player(tmp_path: Path) -> None:
 
 
 def test_a_learner_under_intents_reads_the_style_that_it_learned_in(player: str) -> None:
-    """As any learner does where the game is played in another one (`eval.env.style`)."""
+    """Agents read the style of their training if the game is played in another one (`eval.env.style`), with intents
+    too."""
     limits = PPOConfig(games=2, concurrency=2, intents=player.removesuffix(CICERO))
     table, cast = env_maker({**ENV, "style": "natural"})(), {"negotiator": Seats("learner")}
     agents = seat_players(cast, table, ENV, negotiator(), limits, 1.0, {"learner": ("trained", negotiator())})
@@ -233,8 +235,8 @@ def test_the_opponent_of_a_command(player: str) -> None:
     assert isinstance(made, CiceroAgent) and made.style == "compact"
 
 
-def test_who_reads_intents_takes_no_voice_and_is_none(player: str) -> None:
-    """A voice reads the stream of whom it speaks for, where there is no intent of its own."""
+def test_players_that_read_intents_neither_have_nor_lend_a_voice(player: str) -> None:
+    """A voice reads the stream of the player it speaks for, which does not hold the voice's own intents."""
     with pytest.raises(UserError, match=r"voices\[0\]=.*\+cicero: .*\+cicero reads intents"):
         entrants.check_names(["base"], [player], "dond")
     with pytest.raises(UserError, match=r"voices\[0\]=base: .*\+cicero reads intents"):
@@ -303,7 +305,7 @@ def test_bad_settings_of_the_study(setting: str, error: str, tmp_path: Path) -> 
 
 
 def test_games_are_played_again_with_other_limits_or_another_ensemble() -> None:
-    """Names the kept games of the study by all that decides them."""
+    """Kept games of the study are named after everything that decides them."""
     made = intents.Made(0, ENV, "", negotiator(), [], {}, {}, {})
 
     def key(arm: str, *changed: str, **limits: int) -> dict:
@@ -324,7 +326,7 @@ ONE_WORD = DEAL.replace("i would like 4 hats", "deal")
 def test_dialogues_that_no_corruption_changes_are_refused_before_training(
     split: str, rows: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """All messages are the same; or the test dialogues have none of the player's."""
+    """One case has equal messages throughout; the other has test dialogues without messages of the player."""
     data = write(tmp_path, rows)
     with pytest.raises(UserError, match=rf"changes any of the {split} messages.* \(nonsense\.{split}\), or .*games=0"):
         intents.main(configure("intents", f"data.dond={data}", f"runs={tmp_path}", "progress=false"))
@@ -374,7 +376,7 @@ def test_kinds_of_nonsense_that_change_no_message_are_left_out_in_words(
 
 
 def test_a_filter_that_refused_nothing_counts_as_0() -> None:
-    """Else a mean over seeds leaves out the seeds where it refused nothing."""
+    """Means over seeds would otherwise leave out the seeds in which a filter refused nothing."""
     found = intents.refused({"drawn": 4, "refused/value": 2, "spent": 1}, ["repetition", "value"])
     assert {name: (each.mean, each.n) for name, each in found.items()} == {
         "unfinished": (0.0, 4), "repetition": (0.0, 4), "value": (0.5, 4),
@@ -395,8 +397,8 @@ def test_games_say_how_far_plans_were_followed(tmp_path: Path, monkeypatch: pyte
     assert claimed == dict.fromkeys(intents.ABLATIONS, (0.5, 2))
 
 
-def test_people_are_called_so_where_their_dialogues_are_given() -> None:
-    """And scripts where scripted dialogues stand in; in the figure too, which is drawn from a table alone."""
+def test_labels_tell_people_from_scripts() -> None:
+    """Labels say `scripted` if scripted dialogues stand in for people's."""
     human, scripted = (configure("intents", f"data.dond={folder}") for folder in ("DIR", "null"))
     for name, instead in (
         ("people v scripted", "model of scripts v scripted"),
@@ -424,7 +426,7 @@ def test_a_figure_says_whose_messages_it_is_about(whose: str, tmp_path: Path, mo
 
 
 def test_intervals_of_shares_end_at_0_and_1() -> None:
-    """Over few seeds Student's t reaches beyond them."""
+    """Student's t over two seeds would reach beyond 0 and 1."""
     names = [f"filter/recall/{kind}" for kind in KINDS]
     names += [f"{intents.REFUSED}{name}" for name in ("unfinished", *ORDER)]
     for metric in ("intent/items", "intent/items/annotated", *names):

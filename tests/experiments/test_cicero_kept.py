@@ -77,8 +77,9 @@ def test_dialogues_are_annotated_and_measured_anew_with_another_objective(
     assert first[1] == kept_by(tmp_path, monkeypatch, "env.objective=1.0")[1]
 
 
-def test_a_run_says_whose_intents_it_learned_under_where_they_are_gone(tmp_path: Path) -> None:
-    """As where the folder was moved, and the run was not told."""
+def test_a_run_names_its_folder_of_intents_if_it_is_missing(tmp_path: Path) -> None:
+    """Every command that reads the run names the folder (`algo.intents`) that was moved. The run plays again once its
+    configuration has the new path."""
     folder = player_in(tmp_path / "elsewhere")
     small = ("algo.iterations=1", "algo.games=2", "env.max_entries=4", "eval.games=0", "eval.final_games=2")
     quiet = ("threads=1", "progress=false", "device=cpu", f"runs={tmp_path}")

@@ -15,7 +15,8 @@ ASKED = ("belief/accuracy", "belief/last_log_loss", "speech/belief_change")
 
 
 def test_a_table_keeps_what_a_mute_arm_lacks(tmp_path: Path) -> None:
-    """Scores beside each other, though the game of the mute arm is another one; beliefs of those who were asked."""
+    """The mute arm plays another game (press=none), but its scores stand beside the others'. Beliefs stand in the table
+    for the arms that were asked."""
 
     def run(arm: str, seed: int, score: float) -> Run:
         press = "none" if arm == "mute" else "private"

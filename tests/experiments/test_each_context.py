@@ -55,7 +55,7 @@ def test_each_context_of_the_file_is_played_once_in_its_order(
 def test_a_base_plays_contexts_that_it_did_not_learn_from(
     given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever is played, it is the base that training makes, from training's contexts."""
+    """`base` is the model that training makes from training's contexts, whichever contexts are played."""
     made: list[dict] = []
     monkeypatch.setattr(entrants, "base_policy", lambda model, base, env, **rest: made.append(env))
     monkeypatch.setattr(entrants.HydraConfig, "initialized", lambda: True)

@@ -71,15 +71,16 @@ def attempt(cfg: DictConfig, room: int | None = None, prepare: Callable[[], obje
 
 
 def place_of(file: Any, beside: int | None) -> str:
-    """Where a file is that was given as a number, or as a name in a folder that was."""
+    """Returns the path of a file that is given by its descriptor, or by its name and the descriptor of its folder."""
     if isinstance(file, int):
         return os.readlink(f"/proc/self/fd/{file}")
     return os.path.join(os.readlink(f"/proc/self/fd/{beside}"), file) if beside is not None else os.fspath(file)
 
 
 def meddle(folder: Path, at: int = -1, how: str = "") -> None:
-    """From here on all operations on files in the folder are noted beside it, one a line, and at the one of number `at`
-    this process is killed, or no room is left on the disk, once; what was there then is kept beside the folder too."""
+    """Notes each later operation on files in the folder, one a line, in `operations` beside it. At operation number
+    `at` the process is killed or, if `how` is "refused", the disk is full once; then the folder is first copied to `as
+    it was`."""
     count = itertools.count()
 
     def meddled(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,25 +108,26 @@ def meddle(folder: Path, at: int = -1, how: str = "") -> None:
 
 
 def without_figures() -> None:
-    """The page tells the time, and is not compared: drawing it is the longest part of so small a run."""
+    """Replaces the page, which tells the time and is not compared: drawing it takes longest in so small a run."""
     train.build_report = lambda folders, path, title: write_text(path, "a page")  # type: ignore[assignment,misc,return-value]
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A run in peace, and what it left."""
+    """An undisturbed run, and what it left."""
 
     folder: Path
     left: dict[str, str]
 
 
 def from_its_base(whole: Path, to: Path) -> None:
-    """Nothing is there but the base."""
+    """Copies nothing but the base."""
     shutil.copytree(whole / "bases", to / "bases", ignore=shutil.ignore_patterns("evaluations"))
 
 
 def from_its_end(whole: Path, to: Path) -> None:
-    """All is there but the card, and the last checkpoint is damaged: what there is, is written once more."""
+    """Copies a finished run without its card and with a damaged last checkpoint, so that everything is written once
+    more."""
     shutil.copytree(whole, to)
     folder = run_folder(configure(to))
     (folder / "run.json").unlink()
@@ -149,7 +151,7 @@ def tried(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Tried:
 
 
 def operations_of(tried: Tried, begun: str, folder: Path) -> list[str]:
-    """The operations of a run that begins so, in peace."""
+    """Lists the file operations of an undisturbed run that begins so."""
     BEGINNINGS[begun](tried.folder, folder)
     status, said = attempt(configure(folder), prepare=partial(meddle, folder))
     assert status == 0 and contents(folder) == tried.left, said
@@ -157,13 +159,13 @@ def operations_of(tried: Tried, begun: str, folder: Path) -> list[str]:
 
 
 def whole_files(folder: Path) -> dict[str, bytes]:
-    """All that has its name."""
+    """Returns the contents of all files that are not temporary, by name."""
     names = {p: p.relative_to(folder) for p in sorted(folder.rglob("*")) if p.is_file()}
     return {str(n): p.read_bytes() for p, n in names.items() if not any(part.startswith(".") for part in n.parts)}
 
 
 def fail_and_go_on(tried: Tried, begun: str, number: int, how: str, folder: Path) -> None:
-    """One run that meets its fault at the operation of this number, and then goes on without."""
+    """Checks one run that meets its fault at the operation of this number, and then goes on without faults."""
     BEGINNINGS[begun](tried.folder, folder)
     at_first = whole_files(folder)
     cfg = configure(folder)
@@ -188,17 +190,17 @@ def fail_and_go_on(tried: Tried, begun: str, number: int, how: str, folder: Path
 @pytest.mark.parametrize(
     ("begun", "how", "number"), [("from its end", "killed after", 33), ("from its base", "refused", 68)]
 )
-def test_a_run_ends_the_same_whatever_operation_fails(
+def test_a_run_ends_the_same_after_a_failed_operation(
     begun: str, how: str, number: int, tried: Tried, tmp_path: Path
 ) -> None:
-    """In the middle and at the end of some eighty operations."""
+    """Two of some eighty operations are tried, one in the middle and one near the end; the slow test tries all."""
     fail_and_go_on(tried, begun, number, how, tmp_path / "run")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("begun", BEGINNINGS)
-def test_a_run_ends_the_same_whichever_operation_fails(begun: str, how: str, tried: Tried, tmp_path: Path) -> None:
+def test_a_run_ends_the_same_after_any_failed_operation(begun: str, how: str, tried: Tried, tmp_path: Path) -> None:
     failed = []
     for number, operation in enumerate(operations_of(tried, begun, tmp_path / "peace" / "run")):
         if how == "killed after" and operation.startswith("fsync"):
@@ -212,7 +214,7 @@ def test_a_run_ends_the_same_whichever_operation_fails(begun: str, how: str, tri
 
 
 def test_a_run_goes_on_as_its_disk_gets_room(tried: Tried, tmp_path: Path) -> None:
-    """First there is none for the configuration, then none for the games."""
+    """The disk first has no room for the configuration, then none for the games."""
     from_its_base(tried.folder, tmp_path)
     cfg = configure(tmp_path)
     for room, name in ((0, "config.yaml"), (3_000, "iteration-")):

@@ -90,8 +90,9 @@ def run(good: Path, tmp_path: Path) -> Path:
 
 
 def read_all(run: Path, configs: dict[str, DictConfig], page: bool = True) -> dict[str, str]:
-    """What each reader of the folder refuses it for, by its name, and "" where it takes it: commands up to where they
-    would play, and the page. Fails where one raises anything but a short UserError, changes a file, or takes long."""
+    """Returns each reader's error about the folder by the reader's name, "" if it accepts the folder. Readers are
+    commands, up to where they would play, and the page. Fails if a reader raises anything but a short UserError,
+    changes a file, or is slow."""
     out = run.parent.parent / "out"
     readers: dict[str, Callable[[], Any]] = {
         "stages": lambda: [stage.digest for stage in stages_of(run, "learner")],
@@ -143,7 +144,7 @@ def until_play() -> Iterator[None]:
 
 
 def everything(folder: Path) -> dict[str, Any]:
-    """All that is there, but for the folder `out`, with kind, size and time of change."""
+    """Returns kind, size and time of change of everything but the folder `out`."""
     found = {path: path.lstat() for path in sorted(folder.rglob("*")) if folder / "out" not in (path, *path.parents)}
     return {str(path): (each.st_mode, each.st_size, each.st_mtime_ns) for path, each in found.items()}
 
@@ -167,7 +168,7 @@ def linked(path: Path, to: str | Path) -> None:
 
 
 def secret(path: Path) -> None:
-    """The file, whole as it is, is elsewhere."""
+    """Replaces the file by a link to a whole copy of it elsewhere."""
     elsewhere = path.parents[2] / "elsewhere"
     shutil.copy(path, elsewhere)
     linked(path, elsewhere)
@@ -197,8 +198,10 @@ HARMLESS = ("torn", "empty")  # of lines the last may be torn, and files without
 @pytest.mark.parametrize(
     ("number", "how"), [(0, "nested"), (0, "link out"), (0, "giant"), (1, "torn"), (1, "folder"), (2, "pipe")]
 )
-def test_files_that_are_no_files_of_a_run(run: Path, configs: dict[str, DictConfig], number: int, how: str) -> None:
-    """Every reader meets damage to one of three files, which they read in one way; all damages are among the next."""
+def test_damaged_files_of_a_run_harm_no_reader(
+    run: Path, configs: dict[str, DictConfig], number: int, how: str
+) -> None:
+    """All readers meet some damages of three files, which they read in one way. The next test tries every damage."""
     name = ("config.yaml", "policy/checksums.json", f"{CHECKPOINT}/state.json")[number % 3]
     DAMAGES[how](run / name)
     told = read_all(run, configs, page=False)
@@ -210,8 +213,8 @@ def test_files_that_are_no_files_of_a_run(run: Path, configs: dict[str, DictConf
 
 
 @pytest.mark.parametrize("name", ["config.yaml", *OF_PAGES])
-def test_files_of_the_page_that_are_none(run: Path, name: str) -> None:
-    """By pages, which read most of a run."""
+def test_damaged_files_of_a_run_are_refused_by_the_page(run: Path, name: str) -> None:
+    """The page is the reader that reads most files of a run. Damage that is harmless to JSON lines may be accepted."""
     whole = (run / name).read_bytes()
     for how, damage in DAMAGES.items():
         damage(run / name)

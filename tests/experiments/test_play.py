@@ -97,7 +97,7 @@ def test_a_deal_is_negotiated(
 def test_counts_are_typed_as_they_are(
     typing: Callable[[Iterator[str]], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In format=structured a claim of 1 is 1, and not the first of the counts, which is 0; nothing else is hinted."""
+    """Typing 1 in format=structured claims one item, not the first option, which is 0. No hint mentions proposals."""
     typing(iter(["1"]))
     person = Person()
     assert person.reply("How many hats do you claim?", ("0", "1", "2")) == "1"

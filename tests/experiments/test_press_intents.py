@@ -39,7 +39,7 @@ settings = composed_once("press_intents")
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a small study has been made."""
+    """Folder of runs in which a small study has been made."""
     pytest.importorskip("diplomacy", reason="needs the extra `diplomacy`: pip install 'diplomacy==1.1.2'")
     folder = tmp_path_factory.mktemp("runs")
     press_intents.main(configure("press_intents", f"runs={folder}", *PLAY, *STUDY))
@@ -68,7 +68,7 @@ def test_its_table_has_what_is_measured_and_the_same_command_says_it_again(runs:
 
 
 def test_games_are_played_again_with_other_limits() -> None:
-    """Names kept games by all that decides them."""
+    """Kept games are named after everything that decides them."""
     pytest.importorskip("diplomacy", reason="needs the extra `diplomacy`: pip install 'diplomacy==1.1.2'")
     made: Any = SimpleNamespace(models={}, env={})
 

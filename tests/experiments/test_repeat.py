@@ -31,7 +31,7 @@ for kind in KINDS:
 
 @pytest.mark.slow
 def test_fresh_processes_give_the_same_runs(tmp_path: Path) -> None:
-    """Whatever order sets have: each process hashes strings in its own way."""
+    """Processes with different hash seeds order sets differently, and still leave the same files."""
     both = []
     for number in ("1", "2"):
         folder = tmp_path / number
@@ -68,7 +68,8 @@ TINY = (*DOND, "base.games=100", "loss.imitation.weight=0.1")
 @pytest.mark.slow  # test_train.py repeats a run after others of its process, from the same base
 @pytest.mark.usefixtures("no_pages")
 def test_a_run_leaves_nothing_in_its_process(bases: Path, tmp_path: Path) -> None:
-    """As jobs of a sweep, one after another: the same run before and after one of other settings, from its base on."""
+    """Jobs of a sweep may share a process: a run leaves the same files before and after a run of other settings, its
+    base included."""
     pikl = ("algo=pikl", "algo.planner.iterations=5", "seed=3", "deterministic=true", "algo.update.bf16=true")
     for name, *own in (("before",), ("between", *pikl, "loss.imitation.weight=0", f"cache={bases}"), ("after",)):
         train.main(composed("train", *TINY, f"runs={tmp_path / name}", *own))

@@ -1,4 +1,4 @@
-"""From runs of Among Us to the page and the folder of a published table, with small real runs."""
+"""Reports of small real runs of Among Us: the page, and the folder of a published table."""
 
 import gzip
 import json
@@ -123,7 +123,7 @@ def test_the_published_folder_is_whole(root: Path, published: Path) -> None:
 
 
 def test_arms_are_compared_at_equal_compute(root: Path, published: Path) -> None:
-    """Where the dearer arm has cost what the cheaper one has in all; the page says it too."""
+    """The dearer arm is measured at the point where it has cost as much as the cheaper arm in all."""
     rows = by_name(read_table(published / "equal_compute.csv.gz"))
     games = {arm: rows[arm, "compute/training_games"].mean for arm in ("RL", "RL+L+S")}
     assert games["RL"] == 8 and 0 < games["RL+L+S"] < 8  # listening on renamed rows has passes of its own
@@ -199,7 +199,8 @@ def test_a_table_says_which_model_played(models: Path, tmp_path: Path) -> None:
 
 
 def test_models_are_told_apart_without_a_table(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also where each has but one arm, and their bases; settings that follow from the model are not in its name."""
+    """Names of arms and bases show the model, even if each model has one arm. Settings that follow from the model are
+    left out."""
     chosen = [next(models.glob(pattern)) for pattern in ("tiny-full-*", "smollm2-tiny-full-*")]
     report.report_sweep(chosen)
     header = next(line for line in capsys.readouterr().out.splitlines() if "RL" in line)
@@ -283,7 +284,7 @@ def at_once(seeds: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 def test_runs_published_one_after_another_make_the_files_of_one_report(
     seeds: Path, at_once: dict[str, bytes], tmp_path: Path, parts: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without `bootstrap.csv`, which takes each game's result."""
+    """`bootstrap.csv` is left out, because it needs the result of each game."""
     folder, (first, *others) = tmp_path / "table", parts.split()
     publish_seeds(seeds, folder, first)
     for part in others:
@@ -331,7 +332,7 @@ def test_the_base_of_muted_players_keeps_its_games_among_earlier_runs(last: str,
 
 
 def test_settings_of_runs_are_compared_by_value() -> None:
-    """However they are written; what is left out counts as well."""
+    """The way a value is written makes no difference. Leaving a term out (`~loss.listening`) does."""
     first = given("train.py env.objective=1 algo.update.learning_rate=1e-3 model.lora={rank:4} seed=3")
     assert first == given("train.py seed=4 ++algo.update.learning_rate=0.001 model.lora={rank:4} env.objective=1.0")
     assert first != given("train.py env.objective=1 algo.update.learning_rate=1e-2 model.lora={rank:4}")
@@ -428,8 +429,8 @@ def test_what_selects_no_run_is_refused_in_one_line(overrides: list[str], said: 
     assert "\n" not in str(error.value)
 
 
-def test_what_is_no_run_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What cross-play keeps, and runs from before there was a setting."""
+def test_folders_that_are_not_runs_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Cross-play's folders have no configuration. Older runs that lack a setting are left out if it is asked for."""
     for name, config in (("new", "env: {split: train}"), ("old", "env: {}"), ("crossplay", None)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.json").write_text("{}")

@@ -34,7 +34,7 @@ def test_a_page_of_results_has_one_screen(page: Path) -> None:
 
 
 def test_results_are_light() -> None:
-    """Under 5 MB on a disk that gives out four kilobytes at a time, to folders as well."""
+    """Files and folders take less than 5 MB together, in blocks of 4 kB as on a disk."""
     places = [path for path in (RESULTS, *RESULTS.rglob("*")) if "__pycache__" not in path.parts]
     assert sum(-(-path.stat().st_size // 4096) * 4 for path in places) < 5000
 
@@ -44,7 +44,7 @@ def cards(path: Path) -> list[dict[str, Any]]:
 
 
 def test_the_name_of_a_card_means_one_result() -> None:
-    """Over all tables: what has the same name was made by the same commit, settings and seeds, and won the same."""
+    """Cards of one name are equal in all tables: same commit, settings, seeds and results."""
     found: dict[str, dict[str, Any]] = {}
     for path in sorted(RESULTS.rglob(CARDS)):
         for card in cards(path):

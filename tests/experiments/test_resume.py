@@ -1,4 +1,4 @@
-"""What a run refuses to go on with, what it tells of, and what it keeps."""
+"""Resuming a run: what is refused, what is printed, and what is kept."""
 
 import shutil
 from pathlib import Path
@@ -54,7 +54,7 @@ def begun(bases: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(begun: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the run leaves that was never stopped."""
+    """Digests of the files of a run that was never stopped."""
     folder = tmp_path_factory.mktemp("whole")
     shutil.copytree(begun / "bases", folder / "bases")
     return contents(go_on(folder))
@@ -79,7 +79,7 @@ def test_a_checkpoint_of_another_run_is_refused(stopped: Path, tmp_path: Path) -
 def test_a_run_goes_on_from_before_a_damaged_checkpoint(
     stopped: Path, whole: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And ends as the one that was never stopped."""
+    """The run ends with the same files as one that was never stopped."""
     weights = stopped / "checkpoints" / "iteration-000002" / "learner.safetensors"
     data = bytearray(weights.read_bytes())
     data[-5] ^= 1
@@ -91,10 +91,10 @@ def test_a_run_goes_on_from_before_a_damaged_checkpoint(
     assert contents(stopped) == whole
 
 
-def test_a_base_that_was_made_again_otherwise_is_refused(
+def test_a_base_that_has_changed_is_refused(
     stopped: Path, whole: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without it the run puts its own into the cache again, and ends as if nothing had been."""
+    """Deleting the changed base helps: the run then puts its own copy into the cache, and ends as if never stopped."""
     (base,) = (tmp_path / "bases").glob("dond-*")
     policy, card = load_policy(base), read_card(base)
     with torch.no_grad():
@@ -218,7 +218,7 @@ def test_damaged_games_of_the_base_are_named_and_then_played_again(stopped: Path
 def test_games_of_a_base_that_cannot_be_written_are_kept_with_the_run(
     stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As beside a base that others made, in a cache that they alone may write."""
+    """A cache that somebody else made may be read-only. Once it can be written, the base's games are kept there."""
     (base,) = (tmp_path / "bases").glob("dond-*")
     (base / "evaluations").touch()  # no folder can be made here, by nobody
     go_on(tmp_path)
@@ -232,7 +232,7 @@ def test_games_of_a_base_that_cannot_be_written_are_kept_with_the_run(
 
 
 def test_the_best_is_kept_where_it_was_evaluated(bases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also between two checkpoints that are due."""
+    """Iteration 2 has the best evaluation, so its checkpoint is kept though only iteration 4 was due."""
     scores = iter([0.0, 3.0, 9.0, 1.0, 2.0])  # of the base, and after each iteration
     monkeypatch.setattr(learning, "watch", lambda *_: next(scores))
     cfg = configure(

@@ -85,7 +85,8 @@ def p_values(some: list[Episode], others: list[Episode]) -> dict[str, float]:
 @pytest.mark.slow
 @pytest.mark.parametrize("game", ["dond", "among_us"])
 def test_lengths_and_outcomes_are_those_of_generate(game: str) -> None:
-    """Neither sampler knows the other's random numbers. A third, at another temperature, shows what is found out."""
+    """The two samplers draw different random numbers, so samples of games are compared. Games at another temperature
+    show that a difference would be found."""
     policy = taught(game)
     slots = AT_ONCE * len(env_maker(ENVS[game])().possible_agents)
     ours = partial(ModelAgent, "ours", policy, slots=slots, context=CONTEXT, max_new_tokens=LIMIT)

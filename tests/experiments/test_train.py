@@ -62,7 +62,7 @@ def test_a_run_leaves_what_the_readme_says(finished: Path) -> None:
 def test_wandb_has_the_final_figures_of_a_run_that_was_killed_before_its_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its card is there, so that it is done and never begun again."""
+    """The run's card exists by then, so that the run counts as done and is never resumed."""
     found = {"trained": {"game/score": rate([True, False])}}
 
     def killed(*_: Any, **__: Any) -> None:
@@ -138,7 +138,8 @@ def test_a_reference_that_an_attempt_left_does_not_stand_for_another_base(bases:
 
 @pytest.mark.usefixtures("no_pages")
 def test_the_same_configuration_gives_the_same_run(finished: Path, bases: Path, tmp_path: Path) -> None:
-    """With W&B beside it, and with deterministic algorithms, of which a CPU has no others."""
+    """The second run has W&B and deterministic=true, and still the same name and metrics: a CPU has deterministic
+    algorithms alone."""
     cfg = configure("train", *DOND, "deterministic=true", "tracker=wandb", f"runs={tmp_path}", f"cache={bases}")
     train.main(cfg)
     assert torch.are_deterministic_algorithms_enabled() and os.environ["CUBLAS_WORKSPACE_CONFIG"]
@@ -174,7 +175,7 @@ def test_what_is_only_measured_changes_nothing_that_is_learned(finished: Path, b
 def test_an_arm_does_not_play_its_bases_games_again(
     finished: Path, bases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """How many stand side by side in a pass shows in their last digits, so those of another concurrency are others."""
+    """The base is evaluated again only for another concurrency, because the batch shape changes the last digits."""
     measured: list[str] = []
     measure = final_games.measure
 

@@ -205,7 +205,8 @@ def meeting_game(seed: int = 0, winner: str | None = "imposters") -> Episode:
         return Turn(agents[name], role, step, kind, text, message=message, **fields)
 
     def answers(name: str, truths: dict[int, float]) -> list[Belief]:
-        """By step: the probability of the truth; what is left is shared out equally."""
+        """Beliefs of a player from the probability of the truth by step. The other three candidates share the rest
+        equally."""
         role = "imposter" if name == "Red" else "crewmate"
         return [
             Belief(agents[name], role, step, 0, question, np.array([truth, *[(1 - truth) / 3] * 3]))

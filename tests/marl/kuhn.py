@@ -12,14 +12,14 @@ Policy = Callable[[int, str], float]  # card and what was done -> probability of
 
 
 def payoff(cards: Sequence[int], done: str) -> float:
-    """What the first player wins."""
+    """Winnings of the first player, in antes."""
     if done.endswith("bp"):
         return 1.0 if len(done) == 2 else -1.0
     return ENDS[done] * (1.0 if cards[0] > cards[1] else -1.0)
 
 
 def value(cards: Sequence[int], done: str, bets: Policy) -> float:
-    """What the first player expects when both play this policy."""
+    """Expected winnings of the first player when both play this policy."""
     if done in ENDS:
         return payoff(cards, done)
     bet = bets(cards[len(done) % 2], done)
@@ -27,7 +27,7 @@ def value(cards: Sequence[int], done: str, bets: Policy) -> float:
 
 
 def best_response(seat: int, bets: Policy) -> float:
-    """What the best reply in this seat expects against the policy in the other, by enumeration."""
+    """Expected winnings of the best reply in this seat against the policy in the other, by enumeration."""
     own = [(card, h) for card in range(3) for h in HISTORIES if len(h) % 2 == seat]
     found = -np.inf
     for choice in itertools.product((0.0, 1.0), repeat=len(own)):

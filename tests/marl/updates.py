@@ -48,7 +48,7 @@ REWARDS: dict[str, Reward] = {"game": GameReward(), "speaking": SpeakingReward(w
 
 
 def noisy(policy: Policy, seed: int) -> Policy:
-    """The same model with weights far enough from their start that every token matters."""
+    """Returns the same model with weights far enough from their start that every token matters."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in policy.parameters():
@@ -57,7 +57,7 @@ def noisy(policy: Policy, seed: int) -> Policy:
 
 
 def another() -> Policy:
-    """The reference."""
+    """Returns the reference policy."""
     return noisy(hint_policy(0, privileged_size=2), 1)
 
 
@@ -121,7 +121,7 @@ def identical(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
 def trained(
     losses: Mapping[str, Loss], batch: TokenBatch | None = None, seed: int = 0, **settings: object
 ) -> dict[str, Tensor]:
-    """The weights after two minibatches of AdamW, as in a process of its own."""
+    """Returns the weights after two minibatches of AdamW, from a fresh policy."""
     policy, own = played()
     reference = another()
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3, weight_decay=0.1)

@@ -28,8 +28,8 @@ COMPACT = {theirs: compact for words in (NATURAL, BRIEF) for compact, theirs in 
 class Table:
     """A 2x2 game in which seats are addressed by the lower-case names of `FIVE`; Orange is the imposter.
 
-    Calling it plays one step. Whoever must act and isn't named waits, says nothing, or skips. Other than by default,
-    who waits is asked again after each step, and tasks take three steps.
+    Calling it plays one step. Players who must act and are not named wait, say nothing, or skip. Unlike by default,
+    waiting players are asked again after each step, and tasks take three steps.
     """
 
     def __init__(self, start: dict[str, Any] | None = None, seed: int = 0, **rules: Any) -> None:
@@ -67,7 +67,7 @@ class Table:
         return TurnKind(self.observations[self.agent(name)]["turn"])
 
     def options(self, name: str) -> set[str]:
-        """In the words of compact style."""
+        """Options of a player, in the words of compact style."""
         return {COMPACT.get(option, option) for option in self.observations[self.agent(name)]["options"]}
 
     def info(self, name: str) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class Table:
         return self.env.facts["names"][agent].lower()
 
     def talk(self) -> Table:
-        """All messages of a discussion, each of no words."""
+        """Plays a discussion to its end with empty messages."""
         while any(seen["turn"] == TurnKind.SPEAK for seen in self.observations.values()):
             self()
         return self

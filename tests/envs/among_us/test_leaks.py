@@ -27,7 +27,7 @@ from tests.envs.among_us.table import (
 def views(
     start: dict[str, Any], plan: list[dict[str, str]], watch: tuple[str, ...], seed: int, **rules: Any
 ) -> list[Any]:
-    """What the watched players observe (text, turn, options in order) when the plan is played."""
+    """Observations (text, turn, options in order) of the watched players when the plan is played."""
     table = Table(start, seed=seed, **rules)
     seen = [[table.observations[table.agent(name)] for name in watch]]
     for replies in plan:
@@ -82,10 +82,9 @@ def test_what_happens_elsewhere_does_not_show(style: str, seed: int) -> None:
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("seed", range(2))
-def test_a_kill_half_way_does_not_show_at_the_other_end_before_the_walk_would_have_ended(
-    style: str, ahead: int, seed: int
-) -> None:
-    """Red walks from the bridge to the lab, and is killed by Orange in one of them, while others wait in the other."""
+def test_a_kill_on_the_way_does_not_show_in_the_other_room_before_arrival(style: str, ahead: int, seed: int) -> None:
+    """Red walks from bridge to lab and is killed by Orange in one of them, while the others wait in the other room.
+    They see no difference before Red would have arrived."""
     there = {"orange": "go_south"} if ahead else {"blue": "go_south", "green": "go_south", "yellow": "go_south"}
     plan = [there, *[{}] * 7, {"red": "go_south"}]
     kill, spare = ([*plan, {"orange": first}, {}, {}, {}, {}] for first in ("kill_red", "wait"))
@@ -98,8 +97,9 @@ def test_a_kill_half_way_does_not_show_at_the_other_end_before_the_walk_would_ha
 
 
 @pytest.mark.parametrize("imposters_report", [False, True])
-def test_whatever_the_rules_a_kill_shows_at_once_in_its_own_room_alone(imposters_report: bool) -> None:
-    """In random games of all sizes possible kills are left out instead, and the next observations compared."""
+def test_a_kill_shows_at_once_in_its_own_room_alone_in_random_games(imposters_report: bool) -> None:
+    """Random games of all sizes are copied before possible kills. Players in other rooms observe the same next step
+    whether the killer kills or waits."""
     compared = 0
     for seed in range(8):
         rng = Random(seed)

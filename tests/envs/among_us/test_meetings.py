@@ -140,7 +140,8 @@ def test_parity_comes_before_tasks() -> None:
 
 @pytest.mark.parametrize("phase", ["move", "report", "talk", "last message", "vote"])
 def test_time_runs_out_in_any_phase(phase: str) -> None:
-    """And nothing begins: a report in the last step opens no discussion, the last message calls nobody to vote."""
+    """Nothing begins once time is out: a report in the last step opens no discussion, and no vote follows a last
+    message."""
     steps = body_found().env._game.step
     limit = {"move": 5, "report": steps, "talk": steps + 3, "last message": steps + 8, "vote": steps + 9}[phase]
     table = Table(max_steps=limit) if phase == "move" else body_found(max_steps=limit)
@@ -188,7 +189,8 @@ def test_imposters_know_and_spare_each_other() -> None:
 
 
 def test_any_imposter_that_lives_is_an_answer() -> None:
-    """The first drawn comes first; what is told of it is as true of the others."""
+    """The imposter drawn first is the answer, and the other is in `also`. Once the first is out, the other is the
+    answer."""
     table = Table(SEVEN, players=7, imposters=2, cooldown=0)
     table(green="kill_red")
     table(blue="report_red")
@@ -205,7 +207,8 @@ def test_any_imposter_that_lives_is_an_answer() -> None:
 
 @pytest.mark.parametrize("style", ["compact", "natural"])
 def test_the_belief_question_may_be_the_vote(style: str) -> None:
-    """In the words of the vote among all legal votes; at the vote in the order of its options. Observations stay."""
+    """belief="vote" asks for the vote among all legal votes; when the vote is due, candidates have the order of its
+    options. Observations stay the same."""
     asks = body_found(style=style, belief="vote")
     plain = body_found(style=style)
     everybody = ("blue", "green", "yellow", "orange", "skip")
@@ -237,7 +240,7 @@ def test_the_vote_cannot_ask_about_all_names() -> None:
 
 @pytest.mark.parametrize("style", ["compact", "natural"])
 def test_infos_say_which_votes_of_crewmates_are_true(style: str) -> None:
-    """Those for the living imposters, at the vote alone; no observation says so."""
+    """Votes for a living imposter are true. Infos say so at the vote alone, to crewmates alone; no observation does."""
     table = Table(SEVEN, players=7, imposters=2, cooldown=0, style=style)
     assert all("truths" not in info for info in table.infos.values())
     table(green="kill_red")

@@ -20,7 +20,7 @@ from tests.envs.among_us.table import (
 # --- The start --------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_observation_tells_each_player_its_own_name_role_and_tasks_and_nothing_of_others() -> None:
+def test_the_first_observation_tells_players_of_themselves_alone() -> None:
     table = Table({"tasks": (((1, 1), (0, 0)), *FAR[1:])})
     assert table.text("red") == (
         " grid 2 2 imposters 1 players red blue green yellow orange you red crewmate tasks bridge garden"

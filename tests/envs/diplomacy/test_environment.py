@@ -121,7 +121,8 @@ def test_a_copy_goes_on_alike() -> None:
 # --- Choices ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("map_name", MAPS)
 def test_every_order_can_be_chosen_in_every_style(map_name: str) -> None:
-    """On boards in mid-game, by walking through all choices; compact options are tokens that tokenizers keep whole."""
+    """Walking through all choices reaches each legal order once, on every board of a random game. Compact options are
+    tokens that tokenizers keep whole."""
     board, rng = Board(map_name, years=4), Random(2)
     while not board.over:
         orders = {}

@@ -49,7 +49,8 @@ def drawn(states: Small, rng: np.random.Generator) -> Small:
 
 
 def of(powers: str, *orders: str) -> tuple[list[bool], list[int]]:
-    """Which moves succeed, and who is where in the end; `powers`: a digit for each province, or a dot."""
+    """Returns which moves succeed, and the power in each province afterwards (-1 for none). `powers` has a digit for
+    each province, or a dot for an empty one."""
     units = np.array([[-1 if each == "." else int(each) for each in powers]], np.int8)
     codes = (PLACES * (N + 1)).astype(np.int8)[None].copy()  # everybody holds
     for each in orders:

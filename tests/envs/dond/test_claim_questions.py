@@ -113,7 +113,8 @@ def test_values_stay_the_default_and_part_of_no_identity() -> None:
 
 
 def test_what_reads_beliefs_does_not_take_claims_for_values() -> None:
-    """Truthfulness and talk measure no belief in values, transcripts keep what was asked, and Watch says it."""
+    """Measures of truthfulness and talk leave these beliefs out. Transcripts keep the question, and Watch shows what is
+    asked."""
     settings = {**SETTINGS, "format": "structured", "max_entries": 8}
     agent = ModelAgent("learner", negotiator(), slots=16, context=1024, max_new_tokens=24, temperature=0.7)
     episodes = rollout(draw_games(7, 7, count=8), everyone(agent), env_maker(settings), 8)

@@ -181,7 +181,7 @@ def test_heard_messages_are_one_line_and_their_place_is_known(style: str) -> Non
 
 @given(claims=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 3)), min_size=2, max_size=2))
 def test_a_pending_proposal_does_not_leak(claims: list[Any]) -> None:
-    """Whatever the claim is, nobody's observation depends on it before the game is over."""
+    """Observations before the end of the game are the same for two different claims."""
     told = [play(dond.parallel_env(), [HATS, replies.proposal_text(claim), "?"])[0] for claim in claims]
     assert told[0] == told[1]
 

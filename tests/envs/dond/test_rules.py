@@ -112,7 +112,7 @@ def test_read_contexts_says_where_and_what(tmp_path: Path, text: str, line: int,
 
 # --- Outcomes ---------------------------------------------------------------------------------------------------------
 def brute_points(game: Context) -> list[tuple[int, int]]:
-    """Both players' points for every way to share the pool."""
+    """Points of both players for every way to share the pool."""
     return [
         (
             sum(n * v for n, v in zip(share, game.values[0], strict=True)),
@@ -167,7 +167,7 @@ def test_outcomes_against_brute_force(objective: int) -> None:
 
 @pytest.mark.parametrize("tenths", [-9, 2, 6])
 def test_rounding_does_not_change_what_is_pareto_optimal(tenths: int) -> None:
-    """Against exact fractions: 1 + 0.2 x 1 and 0 + 0.2 x 6 are the same score, but not the same float."""
+    """Optimal claims are those of exact fractions: 1 + 0.2 x 1 and 0 + 0.2 x 6 are equal, but differ as floats."""
     for game in rules.contexts()[::511]:
         reached = zip(rules.allocations(game.counts), brute_points(game), strict=True)
         exact = [claim for claim, both in reached if brute_pareto(game, both, Fraction(tenths, 10))]

@@ -100,7 +100,7 @@ def test_pettingzoos_contract(style: str) -> None:
 
 @pytest.mark.parametrize("style", ["natural", "brief", "compact"])
 def test_scripts_say_and_claim_in_parts_what_they_say_and_claim_at_once(style: str) -> None:
-    """Those without slips, whose replies the free form never refuses."""
+    """Careful scripts make no slips, so that the free form refuses none of their replies either."""
 
     def play(form: str) -> list[Any]:
         make = env_maker({"game": "dond", "style": style, "format": form})

@@ -167,7 +167,7 @@ def test_agent_steps_are_living_players_times_calls_of_step() -> None:
 
 
 def test_the_dead_make_no_agent_steps() -> None:
-    """Each death takes one living player from all later steps: what is counted is what the living lived through."""
+    """Each death removes one player from all later steps, so only steps of living players are counted."""
     alive: list[int] = []
 
     class Watched(AmongUs):

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def module_of(command: str) -> str:
-    """Where a command is: studies have a folder of their own."""
+    """Returns the module of a command: studies have a folder of their own."""
     folder = "experiments.studies" if (ROOT / "experiments" / "studies" / f"{command}.py").exists() else "experiments"
     return f"{folder}.{command}"
 
@@ -294,7 +294,7 @@ def test_a_mistake_is_one_sentence_and_status_2(cli: Cli, argument: str) -> None
 
 
 def plan(command: str, *arguments: str) -> Plan:
-    """What one of the project's own commands would run."""
+    """Returns what one of the project's own commands would run."""
     overrides = [argument for argument in arguments if argument != "-m"]
     with initialize_config_module("conf", version_base="1.3"):
         return Checker(command, check_arm if command == "train" else None).plan(overrides, "-m" in arguments)
@@ -499,8 +499,8 @@ def test_kinds_of_value(default: object, value: object, kind: str) -> None:
 
 
 @pytest.mark.parametrize("closed", ["stdout", pytest.param("stderr", marks=pytest.mark.slow)])
-def test_a_reader_who_leaves_does_not_end_the_run(toy: Path, tmp_path: Path, closed: str) -> None:
-    """As in `... | head -1`."""
+def test_a_closed_pipe_does_not_end_the_run(toy: Path, tmp_path: Path, closed: str) -> None:
+    """Runs go on to their end if the reader of stdout or stderr leaves, as in `... | head -1`."""
     (tmp_path / "app.py").write_text(
         "from pathlib import Path\nfrom experiments.launch import command, terminal\n\n\n"
         "@command.command('train', package='toy_conf')\n"
@@ -542,7 +542,7 @@ def test_help_is_short_and_says_what_settings_are(
 
 
 def test_null_is_taken_wherever_a_comment_says_what_it_means() -> None:
-    """`name: VALUE  # ...; null: ...`: settings of a command's own whose default is something else."""
+    """Comments such as `name: VALUE  # ...; null: ...` name the settings of commands that may be null."""
     conf = ROOT / "conf"
     texts = "\n".join(path.read_text() for path in [*conf.glob("*.yaml"), *conf.glob("bench/*.yaml")])
     said = set(re.findall(r"^(\w+): (?!null\b|\?).*#.*\bnull:", texts, flags=re.M))

@@ -1,5 +1,5 @@
-"""Jobs side by side (`hydra/launcher=joblib`): what they print, how they fail, what they end with, on which device; and
-the quickstart, which is two."""
+"""Jobs side by side (`hydra/launcher=joblib`): what they print, how they fail, what they end with, and on which device;
+and the quickstart, which is two jobs."""
 
 import io
 import json
@@ -122,7 +122,7 @@ def test_a_job_whose_process_is_killed_ends_the_sweep_in_one_sentence(toy: Path)
 
 
 def test_jobs_die_with_a_sweep_that_is_killed(toy: Path) -> None:
-    """Or they would hold their runs' folders against the same sweep, started again."""
+    """Orphaned jobs would keep the run folders locked, and the restarted sweep would be refused."""
     process = started(toy, "seed=1")
     note, deadline = toy / "meeting" / "custom", time.monotonic() + 120
     while not (note.exists() and note.read_text()):

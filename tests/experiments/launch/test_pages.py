@@ -1,4 +1,5 @@
-"""What the pages say can be typed: every command that stands in them is one, with settings that there are."""
+"""Pages of the documentation: their commands and settings exist, links lead somewhere, published intervals are
+possible."""
 
 import re
 import shlex
@@ -35,7 +36,7 @@ def commands(text: str) -> list[str]:
 
 
 def settings(text: str) -> list[str]:
-    """What tables list in their first column as overrides; of `KEY=ONE`, `TWO` the second is KEY=TWO."""
+    """Overrides that tables list in their first column; `KEY=ONE`, `TWO` stands for KEY=ONE and KEY=TWO."""
     found: list[str] = []
     for row in (line.split(" | ")[0] for line in text.splitlines() if line.startswith("| `")):
         key = ""
@@ -121,7 +122,7 @@ def test_links_lead_to_files_and_headings() -> None:
 
 
 def headings(page: Path) -> set[str]:
-    """As links name them: small letters, words joined by hyphens, nothing else."""
+    """Headings of a page as links name them: lower case, words joined by hyphens, no punctuation."""
     page = page / "README.md" if page.is_dir() else page
     titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}

@@ -46,7 +46,7 @@ def settings(folder: Path, *overrides: str, bases: Path | None = None) -> list[s
 
 
 def train_alone(folder: Path, *overrides: str) -> None:
-    """In this process."""
+    """Trains in this process."""
     train.main(configure("train", *settings(folder, *overrides)))
 
 
@@ -73,7 +73,8 @@ def rows(folder: Path) -> list[dict[str, float]]:
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    """Parameters are apart by less than a hundredth of what they moved, after the first update and at the end."""
+    """Asserts that parameters differ by less than a hundredth of how far they moved, after the first update and at the
+    end."""
     base = load_file(Path(read_card(run_folder(one) / "policy")["base"]) / "model.safetensors")
     for place, prefix in (("checkpoints/iteration-000001/learner", "lm."), ("policy/model", "")):
         ours, theirs = (load_file(run_folder(f) / f"{place}.safetensors") for f in (one, other))
@@ -105,7 +106,8 @@ def test_two_processes_make_the_run_of_one(alone: Path) -> None:
 
 @pytest.mark.slow
 def test_a_killed_process_takes_the_run_down_and_one_goes_on(alone: Path) -> None:
-    """Two processes with half the parameters each, which make their base, and then one that has them whole."""
+    """Two processes with half the parameters each make their base and train. After one is killed, a single process with
+    all parameters ends the run."""
     cut = alone.parent / "cut"
     process = start_two(cut, *EVERY_TERM, "shard=true", bases=cut / "bases")
     deadline = time.monotonic() + 240

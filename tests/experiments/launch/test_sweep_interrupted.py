@@ -44,7 +44,7 @@ def kill_where(folder: Path, pattern: str) -> None:
 
 
 def table_of(said: str) -> list[str]:
-    """What a sweep ends with, but for the place of its report."""
+    """Returns the last table that a sweep prints, without the line that names its report."""
     return said[said.index("\n4 runs\n") :].splitlines()[:-1]
 
 

@@ -1,4 +1,4 @@
-"""How many games at a time fit into memory, and what is refused where none does."""
+"""Memory: how many games are played at a time, and what is refused if not even one fits."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def without_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counts caches and models alone."""
+    """Sets the memory of passes to 0, so that caches and models alone count."""
     monkeypatch.setattr(memory, "playing_bytes", lambda *_, **__: 0)
     monkeypatch.setattr("experiments.setup.memory.learning_bytes", lambda *_, **__: 0)
 
@@ -71,7 +71,7 @@ def test_a_run_plays_as_many_games_at_a_time_as_fit_and_notes_how_many(
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_pages")
 def test_games_that_are_not_there_change_no_bit(bases: Path, tmp_path: Path) -> None:
-    """Caches have room for the games that are played, whatever may be played at a time."""
+    """The cache has room for the games that are played, and not for all that could be played at a time."""
     few = ["algo.iterations=1", "eval.every=0", "eval.games=4", "eval.final_games=3", f"runs={tmp_path}"]
     runs = [train.main(configure("train", *DOND, *few, f"cache={bases}", f"algo.concurrency={n}")) for n in (6, 99)]
     assert runs[0] != runs[1]  # the name says what was asked for
@@ -105,7 +105,8 @@ def test_players_that_do_not_fit_are_refused_before_they_are_loaded(
 def test_few_games_need_room_for_few(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the concurrency of evaluation's defaults, 256, whatever is asked for, and however it is asked."""
+    """Memory is needed for the games that are played, not for the default concurrency of 256. Four games take 16 slots;
+    of five games, four are played at a time."""
     room = [f"players=[{run},base]", f"out={tmp_path}", "progress=false", "threads=1", "env.max_entries=2"]
     weights = 2 * size_of(load_config(str(run / "policy")), 1024).weights
     monkeypatch.setattr(memory, "free_memory", lambda device: weights + 2 * 2 * 4 * 2 * SLOT)

@@ -167,8 +167,8 @@ def test_sweeps_of_filtered_cloning_play_as_many_games_as_the_one_of_ppo() -> No
         run_spec(cfg)
 
 
-def test_ppo_and_cloning_near_people_differ_in_their_learner_and_its_strength_alone() -> None:
-    """All play as many games, as people did, from one base, and are pulled to it by one term."""
+def test_arms_near_people_differ_in_their_learner_and_its_strength_alone() -> None:
+    """PPO, filtered cloning and planning play as many games from one human base, and one KL term pulls them to it."""
     ppo, cloning, plans = (
         configure("train", "data.dond=DIR", *overrides)
         for overrides in (
@@ -200,7 +200,8 @@ def measured(cfg: DictConfig) -> list[str]:
 
 @pytest.mark.parametrize("preset", PROMISING)
 def test_presets_that_promise_what_is_on_train_nothing_else(preset: str) -> None:
-    """Terms of one's own, and ours that the preset does not name; a sweep's table calls all of it by the preset."""
+    """Terms that the preset does not name get weight 0, the user's own and ours, because a sweep's table names the arm
+    after the preset. With `arm=mine` they keep their weight."""
     given = [f"ablation={preset}", f"+{OWN}", f"+{PAID}", "loss.world_model.weight=0.2"]
     cfg = configure("train", *given)
     shipped = plain(configure("train", f"ablation={preset}"))
@@ -229,7 +230,7 @@ def test_only_presets_that_promise_what_is_on_list_terms() -> None:
 
 @pytest.mark.parametrize("game", [(), ("env=among_us",)])
 def test_what_presets_promise_is_what_they_train(game: tuple[str, ...]) -> None:
-    """No term of ours that has a weight there is missing in their lists: no published run would be another one."""
+    """Lists of the presets hold every term of ours that has a weight there, so that no published run changes."""
     for preset in PROMISING:
         cfg = configure("train", *game, f"ablation={preset}")
         assert not [name for name in measured(cfg) if name.replace(".", "/") in WORDING]

@@ -56,7 +56,7 @@ def test_names_follow_from_the_configuration() -> None:
 
 
 def test_an_arm_may_be_a_number() -> None:
-    """`arm=0` is one to the command line, and a name to all that reads the run."""
+    """`arm=0` is a number on the command line, and a name for everything that reads the run."""
     cfg = settings(*DOND, "arm=0")
     spec = run_spec(cfg)
     assert cfg.arm == 0 and spec.arm == "0" and "-0-s0-" in spec.folder.name
@@ -74,7 +74,7 @@ def test_terms_of_ones_own_are_in_the_line_of_an_iteration_and_the_last_table() 
 
 
 def hopeless(episodes: list[Episode], capsys: pytest.CaptureFixture[str], *overrides: str) -> str:
-    """What is said of the learner's first games."""
+    """Returns the warning about the learner's first games, or "" if there is none."""
     cfg = settings(*overrides)
     work = Work(run_spec(cfg), torch.device("cpu"), lambda: None, lambda: None, None)
     own = [replace(e, players=dict.fromkeys(e.players, "learner")) for e in episodes]
@@ -113,14 +113,15 @@ base=human data.dond=DIR base.players=careful | base.players=careful: base=human
 base.epochs=12 | base.epochs=12: base=scripted does not read it
 base.permute_items=true | base.permute_items=True: base=scripted does not read it
 """)
-def test_what_would_change_nothing_is_refused(overrides: list[str], said: str) -> None:
-    """Or runs of several names would be one and the same."""
+def test_settings_that_change_nothing_are_refused(overrides: list[str], said: str) -> None:
+    """Accepting them would give two run names to the same run."""
     with pytest.raises(UserError, match=f"^{re.escape(said)}"):
         spec_of(*overrides)
 
 
-def test_what_is_read_is_kept() -> None:
-    """Filtered cloning leaves out what is PPO's alone; a term of one's own, or entropy with a weight, it learns."""
+def test_settings_that_a_learner_reads_are_kept() -> None:
+    """Filtered cloning drops the terms that only PPO reads, but learns from a user's own term, and from entropy with a
+    weight."""
     assert set(spec_of("algo=filtered_bc", f"+{OWN}", "loss.entropy.weight=1").losses) == {
         "imitation", "listening", "world_model", "kl", "entropy", "own"
     }  # fmt: skip
@@ -342,8 +343,8 @@ def test_parts_of_training_have_seeds_of_their_own() -> None:
 
 
 def test_each_run_of_a_chain_plays_other_games(tmp_path: Path) -> None:
-    """Each starts where the one before ended, by its learner or its rival. A second start from nearer the base does not
-    make the chain shorter, and the runs before the last need not be there any more."""
+    """Runs start where the one before ended, by its learner or its rival. The length of the chain counts, even if a
+    second start is nearer the base, or if the runs before the last are gone."""
     beginnings = {
         "a": ["init.learner=a"],
         "b": [f"init.rival={tmp_path}/b/rival"],

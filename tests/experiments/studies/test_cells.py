@@ -1,4 +1,4 @@
-"""Cells of a study: computed once, by whoever comes first, and gone on with after a stop."""
+"""Cells of a study: each is computed once, by the process that comes first, and resumed after a stop."""
 
 from collections.abc import Mapping
 from pathlib import Path

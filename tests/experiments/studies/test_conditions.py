@@ -101,7 +101,8 @@ def of_run(cells: dict[str, dict], run: Path, **wanted: object) -> dict[str, dic
 
 
 def assert_same(ours: dict[str, dict], theirs: dict[str, dict]) -> None:
-    """The same metrics, up to the rounding of probabilities in float32. What terms say is training's alone."""
+    """Asserts equal metrics, up to the rounding of probabilities in float32. Values of losses and rewards are left out,
+    since only training has them."""
     theirs = {name: figures for name, figures in theirs.items() if not name.startswith(("loss/", "reward/"))}
     assert ours.keys() == theirs.keys() and "game/win_rate/crewmates" in ours
     for name, figures in ours.items():
@@ -123,7 +124,8 @@ def test_as_trained_is_the_runs_own_evaluation(runs: Path, played: Path) -> None
 
 
 def test_the_figures_are_those_of_evaluate(runs: Path, played: Path, tmp_path: Path) -> None:
-    """Against the command that plays any two: with another's voice, in another game, and with planned votes."""
+    """Conditions give the metrics of `experiments.evaluate`: with another voice, in another game, and with planned
+    votes."""
     run = run_of(runs, "full", 0)
     common = [*SMALL, "games=4", "concurrency=4", f"out={tmp_path}", f"cache={runs / 'bases'}"]
     how = {"planner": asdict(PlannerConfig(iterations=3, lambdas=(0.01,)))}
@@ -304,7 +306,7 @@ def test_what_does_not_fit_is_refused_before_it_is_played(runs: Path, monkeypatc
 
 
 def test_a_crew_plays_with_the_next_seed(runs: Path, tmp_path: Path) -> None:
-    """Each seed's crew sits beside the other's; the one base of both is its own next."""
+    """The crews of two seeds play beside each other. Their common base plays beside itself."""
     base, lone, *pair = found = conditions.entrants(runs, "tiny-*", [])
     assert [conditions.stranger(entrant, found) for entrant in pair] == [str(each.run) for each in pair[::-1]]
     assert conditions.stranger(base, found) == "base"
@@ -329,7 +331,7 @@ def test_a_crew_plays_with_the_next_seed(runs: Path, tmp_path: Path) -> None:
 
 
 def test_each_seeds_own_base_is_an_entrant(runs: Path, tmp_path: Path) -> None:
-    """One model counts once, whoever started from it."""
+    """A base counts once, however many runs started from it."""
     found = conditions.entrants(runs, "tiny-*", [])
     assert [(e.arm, e.seed) for e in found] == [("base", 0), ("RL", 0), ("RL+L+S", 0), ("RL+L+S", 1)]
     assert len({e.base for e in found}) == 1
@@ -351,7 +353,7 @@ def test_each_seeds_own_base_is_an_entrant(runs: Path, tmp_path: Path) -> None:
 
 
 def test_a_base_made_again_under_its_name_is_not_the_runs(runs: Path, tmp_path: Path) -> None:
-    """The one that a run began with is played, from the copy that the run keeps; without that nothing is."""
+    """The run's own copy of its base is played. Without that copy the condition is refused."""
     run = tmp_path / run_of(runs, "full", 0).name
     shutil.copytree(run_of(runs, "full", 0), run)
     trained = load_policy(run / "policy", torch.device("cpu"))
@@ -418,7 +420,8 @@ def test_shipped_studies_can_be_played_by_these_runs(runs: Path) -> None:
 
 
 def test_others_plan_as_in_the_run(runs: Path) -> None:
-    """A partner that plans is weighed as the run's own evaluation did, and cells know how."""
+    """Partners plan by the settings of the entrant's run. Other settings of the planner give the partner another name
+    in cells."""
     entrant = conditions.entrants(runs, "tiny-*", ["game_only"])[-1]
     planner = asdict(PlannerConfig(lambdas=(3.0,), choose="own"))
     other = replace(entrant, config={**entrant.config, "algo": {**entrant.config["algo"], "planner": planner}})

@@ -68,7 +68,8 @@ def table_of(path: Path) -> dict[tuple[str, str, str], float]:
 
 
 def test_the_table_of_players_whose_games_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who takes the books and who takes the rest always agree, and never with themselves."""
+    """One player always claims the books, the other all the rest. They agree with each other and never with themselves,
+    so all scores follow from the contexts."""
     monkeypatch.setattr(crossplay, "find_player", takers)
     cfg = settings(*QUIET, "players=[stubborn,generous]", "games=10", "env.objective=0.5", f"runs={tmp_path}")
     crossplay.main(cfg)
@@ -189,8 +190,9 @@ def test_no_two_players_are_called_the_same(runs: Path, tmp_path: Path) -> None:
     assert whole == [f"{tmp_path}/{name}/r-s0-11/policy" for name in "xy"]
 
 
-def test_runs_of_other_limits_choose_one(runs: Path, tmp_path: Path) -> None:
-    """Or who is named first would decide at how many tokens the other's messages are cut."""
+def test_runs_of_different_limits_need_an_explicit_one(runs: Path, tmp_path: Path) -> None:
+    """Runs of different `algo.max_new_tokens` are refused until the user sets it. Otherwise the order of the players
+    would decide where messages are cut."""
     longer = tmp_path / "longer-full-s0-11"
     shutil.copytree(runs / "a-full-s0-11", longer)
     config = OmegaConf.load(longer / "config.yaml")
@@ -202,8 +204,8 @@ def test_runs_of_other_limits_choose_one(runs: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algo", ["filtered_bc", "pikl"])
-def test_whoever_was_trained_is_played(algo: str, runs: Path, tmp_path: Path) -> None:
-    """What training refuses, since nothing would learn from it, does not matter where a run plays."""
+def test_runs_of_every_learner_can_be_played(algo: str, runs: Path, tmp_path: Path) -> None:
+    """Losses from which nothing would be learned are refused in training, but do not matter in evaluation."""
     run = tmp_path / "other-full-s0-11"
     shutil.copytree(runs / "a-full-s0-11", run)
     learned = configure("train", f"algo={algo}")
@@ -300,8 +302,8 @@ def test_names_are_looked_up_before_a_base_is_made(monkeypatch: pytest.MonkeyPat
             evaluate.main(configure("evaluate", *QUIET, *given))
 
 
-def test_what_a_run_decides_is_not_to_be_chosen() -> None:
-    """Unless the choice is the run's own; and limits of the games stay free."""
+def test_settings_that_the_run_decides_are_refused() -> None:
+    """Settings that repeat the run's own choice are accepted, and limits of the games stay free."""
     run = configure("train")
     for given, said in (
         ("env=among_us", "env=among_us: runs/a decides that, by env.game=dond. Leave it out\\."),

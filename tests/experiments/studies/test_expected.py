@@ -92,7 +92,7 @@ def test_one_seed_makes_no_band() -> None:
 
 # ---- the shipped bands ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("file", PUBLISHED)
-def test_the_shipped_bands_are_what_the_command_makes_and_hold_the_runs_that_made_them(file: str) -> None:
+def test_shipped_bands_are_those_of_the_command_and_hold_their_own_runs(file: str) -> None:
     name, env = PUBLISHED[file]
     runs = published_runs(FOLDER.parent / file)
     assert len(runs) in (3, 4, 6, 12, 16, 21)
@@ -110,7 +110,7 @@ def test_the_shipped_bands_are_what_the_command_makes_and_hold_the_runs_that_mad
 
 
 def test_longer_runs_of_the_same_settings_are_inside_too() -> None:
-    """Those of dond_long did not make the ablation's band; for its twenty iterations they do the same."""
+    """Runs of dond_long did not make the ablation's band, but train alike for its twenty iterations."""
     found = expected_of("dond_ablation", "full", {"game": "dond", "objective": 1.0})
     assert found is not None
     for _, rows in published_runs(FOLDER.parent / "dond_long/curves.csv.gz"):

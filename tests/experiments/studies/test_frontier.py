@@ -58,7 +58,8 @@ def planner(strength: float, others: str = "plan") -> PlanningAgent:
 
 
 def test_games_played_once_say_what_every_lambda_would_have_played() -> None:
-    """Against games in which a planner with that lambda really sat, which differ in its claims alone."""
+    """Outcomes read from games of the anchor equal those of games in which a planner with that lambda really played.
+    The two kinds of game differ in the planner's claims alone."""
     policy, drawn = negotiator(), draw_games(3, 1, count=6)
 
     def games(player: PlanningAgent) -> list:
@@ -153,7 +154,7 @@ def test_runs_of_another_base_are_no_comparison(tmp_path: Path) -> None:
 
 
 def other_weights(policy: Policy) -> Policy:
-    """The same, but for one of its matrices."""
+    """Returns a copy of the policy with one matrix halved."""
     other = copy.deepcopy(policy)
     with torch.no_grad():
         next(weights for weights in other.lm.parameters() if weights.dim() == 2).mul_(0.5)

@@ -83,10 +83,11 @@ def seeded(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         pytest.param("1", "sum of both", 1, marks=pytest.mark.slow),
     ],
 )
-def test_the_aim_chosen_is_the_game_s(
+def test_a_game_has_the_objective_chosen_in_the_form(
     opened: Any, endpoint: Server, runs: Path, objective: str, goal: str, other: int | None
 ) -> None:
-    """From the form to the pay-off; with a partner who takes time, the dialog, and the pool as icons."""
+    """A whole game is played for each objective, up to its pay-off. The page shows that the partner is thinking, the
+    dialog for proposals, and the pool as icons."""
     endpoint.going.clear()  # type: ignore[attr-defined]
     begin(opened, "dond", "chat", "player_0", objective)
     assert goal in opened.locator(".goal").inner_text()
@@ -229,12 +230,12 @@ def test_a_first_reply(opened: Any) -> None:
 
 
 def test_a_double_click_and_a_held_key_count_once(opened: Any, seeded: Callable[[int], None]) -> None:
-    """Though the next choice stands at the same place by then. Two clicks one after the other are two."""
+    """The next choice stands at the same place by the second click. Two separate clicks count twice."""
     seeded(SEEDS["crewmate"])
     begin(opened, "among_us", "careful", "crewmate")
 
     def twice(press: Callable[[int], None]) -> int:
-        """How many moves come of it."""
+        """Presses twice and returns how many moves the player has made."""
         opened.wait_for_selector("#now button[value=wait]")
         own = opened.locator(".log .turn.right").count()
         for number in (1, 2):
@@ -373,7 +374,7 @@ def test_whoever_has_to_give_the_token_again_gets_its_page(browser: Any, runs: P
 
 
 def test_two_people_at_once_see_their_own_games(browser: Any, address: str) -> None:
-    """Neither gets the other's game or words, in whatever the server sends to its browser."""
+    """Nothing sent to one person's browser holds the other's words or the address of the other's game."""
     found: list[list[Any]] = [[], []]
     people = []
     for answers in found:
@@ -424,8 +425,8 @@ def test_a_finished_run_is_played_by_its_page(browser: Any, finished: Path, base
 
 @pytest.mark.slow
 def test_the_server_is_killed_and_the_open_page_goes_on(browser: Any, endpoint: Server, tmp_path: Path) -> None:
-    """While the partner is waited for, and while it is the person's turn. A reply that is sent meanwhile arrives once
-    the server is back; nothing is loaded again by hand."""
+    """Restarts happen while the page waits for the partner, and on the person's turn. A reply that is sent in between
+    arrives once, and nothing is reloaded by hand."""
     chat = (f"chat.url={endpoint.url}", "chat.model=some", "chat.key=''", f"chat.answers={tmp_path}/chat.jsonl")
     endpoint.going.clear()  # type: ignore[attr-defined]
     gone = "#away:has-text('The server does not answer')"
@@ -465,7 +466,7 @@ def test_the_server_is_killed_and_the_open_page_goes_on(browser: Any, endpoint: 
 def test_axe_finds_nothing_serious(
     browser: Any, address: str, endpoint: Server, seeded: Callable[[int], None], size: Any, scheme: Any
 ) -> None:
-    """In every phase of each kind of game, in either scheme."""
+    """Every phase of each kind of game is checked, in both colour schemes."""
     endpoint.going.set()  # type: ignore[attr-defined]
     context = browser.new_context(viewport=size, color_scheme=scheme, base_url=address, reduced_motion="reduce")
     page = context.new_page()

@@ -148,7 +148,8 @@ def test_beliefs_move_with_each_message(opened: Any, games: dict[tuple[str, str]
 
 
 def test_values_plans_rooms_and_sights_are_shown(opened: Any, games: dict[tuple[str, str], Any]) -> None:
-    """Both players' values and what a planner weighed; in Among Us where everybody is, and who saw what."""
+    """The page shows both players' values and what a planner weighed; in Among Us it shows where everybody is, and who
+    saw what."""
     game = games["dond", "full"]
     opened.goto("/watch/run-full/dond.jsonl/1")
     rows = [re.findall(r"\d+", row)[-3:] for row in opened.locator(".recorded .pool tbody tr").all_inner_texts()]
@@ -228,8 +229,8 @@ def test_games_are_found_by_outcome_arm_and_what_was_named(opened: Any, games: d
 
 @pytest.mark.parametrize("opened", [PHONE], indirect=True, ids=["phone"])
 def test_curves_grow_in_an_open_page(opened: Any, runs: Path) -> None:
-    """From a run that has not written anything yet, without loading the page again; one that was silent for long goes
-    on in it."""
+    """The page follows a run that has written nothing yet, without being reloaded. It says when the run has been silent
+    for long, and goes on when the run does."""
     run = begun(runs / f"live-{opened.viewport_size['width']}", LIVE)
     opened.clock.install()
     opened.goto(f"/runs/{run.name}")

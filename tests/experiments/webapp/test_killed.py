@@ -18,14 +18,14 @@ MANY = ("games_at_once=20", "games_each=20")
 
 
 def seen(page: Page) -> list[str]:
-    """What the page's log says, line by line."""
+    """Lines of the page's log."""
     log = page.text.partition('role="log"')[2].partition('<div id="now">')[0]
     return re.findall(r'<(?:p class="news[^"]*"|div class="bubble")>(.*?)</(?:p|div)>', log)
 
 
 def test_twenty_games_outlive_the_server(tmp_path: Path) -> None:
-    """It is killed while replies of 20 games are under way. Afterwards every line that any page had shown is there,
-    none is there twice, pages left open are told where their games are, and every game goes on to its end."""
+    """The server is killed while replies of 20 games are under way. After its restart no line that a page had shown is
+    missing or doubled, open pages are told where their games are, and every game goes on to its end."""
     answered = threading.Semaphore(0)
 
     def replied(page: Page) -> None:

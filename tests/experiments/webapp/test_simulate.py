@@ -93,7 +93,8 @@ def test_programs_play_among_us_too(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_programs_play_diplomacy_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They read what is written to them; a share of the centres when the years are over is no won game."""
+    """Programs read the messages that are written to them. A share of the centres when the years are over is a score,
+    but no won game."""
     pytest.importorskip("diplomacy", reason="needs pip install -e '.[diplomacy]'")
     quick = {"years": 1, "press": "private", "win_centres": 7}
     conditions = {"careful": {"opponent": "careful"}}

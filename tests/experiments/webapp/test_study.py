@@ -179,7 +179,7 @@ def test_another_text_needs_another_version(tmp_path: Path) -> None:
 
 
 def test_people_agree_to_the_text_that_they_were_shown(tmp_path: Path) -> None:
-    """Whoever agrees on a page of another text than the server's reads the new one, and has not agreed to anything."""
+    """Consent on a page with an older text does not count: the person is shown the new text, and cannot play yet."""
     written(tmp_path)
     with studying(tmp_path) as browser:
         person = browser()
@@ -460,7 +460,8 @@ def test_means_are_over_people() -> None:
 
 
 def test_conditions_are_compared_with_the_first_of_the_file() -> None:
-    """Also where another comes first by name, as iteration_12 does before iteration_3."""
+    """The first condition of the file counts even if another name sorts before it, as iteration_12 does before
+    iteration_3."""
     games = [row_of(f"p{n}", 10.0 * n, condition=name) for n in range(2) for name in ("iteration_12", "iteration_3")]
     table, counts = web_export.tabulated(games, 0, [("one", "iteration_3"), ("one", "iteration_12")])
     assert [*table] == ["one/iteration_3", "one/iteration_12", "one/iteration_12 - iteration_3"]

@@ -67,7 +67,7 @@ def test_no_message_passes_for_a_word_of_the_game() -> None:
 
 
 def test_claims_in_parts_are_choices(tmp_path: Path) -> None:
-    """In format=structured the page offers what the game asks for, and no proposal beside it."""
+    """The page offers the choices of format=structured, and no form for proposals beside them."""
     with serving(tmp_path, "games.dond.env.format=structured", "games.dond.env.max_entries=6") as browser:
         page = Page(browser(), "dond", "scripted", "player_0")
         page.finish()

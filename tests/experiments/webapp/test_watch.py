@@ -72,7 +72,8 @@ def test_two_runs_are_watched_side_by_side(tmp_path: Path) -> None:
 
 
 def test_every_recorded_game_can_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From page to page, whichever command wrote it; a page of the list reads only some of all files."""
+    """Links from page to page lead to the games of every command. Each page of the list reads a limited number of
+    files."""
     make = env_maker({"game": "dond", "style": "natural", "max_entries": 4})
     (episode,) = rollout([Game(1)], everyone(scripted("dond", "fair")), make, 1)
     game = episode_to_json(episode)
@@ -118,7 +119,8 @@ def test_every_recorded_game_can_be_reached(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_diplomacy_is_watched_phase_by_phase(tmp_path: Path) -> None:
-    """With a picture of the board for each phase, whose address is no way to anything else."""
+    """Each phase has a picture of its board. Pictures are sent without the policy for scripts, and unknown numbers are
+    refused."""
     pytest.importorskip("diplomacy", reason="needs pip install -e '.[diplomacy]'")
     make = env_maker({"game": "diplomacy", "map_name": "pure", "press": "private", "years": 1})
     episodes = rollout([Game(1)], everyone(scripted("diplomacy", "careful")), make, 1)
@@ -250,8 +252,8 @@ def test_a_game_with_and_without_talk_is_the_same_game(tmp_path: Path) -> None:
     assert [other.run for other in watch.same_games(tmp_path, "silent", "games.jsonl", 1)] == ["talking"]
 
 
-def test_who_saw_whom_is_told_as_the_players_were(tmp_path: Path) -> None:
-    """Before each choice: those who were there, came and went, and bodies, word for word what the player read."""
+def test_sights_are_shown_as_the_game_told_them(tmp_path: Path) -> None:
+    """Sights before each choice (who was there, came and left, and bodies) are those that the player read."""
     env = {"game": "among_us", "max_steps": 80, "cooldown": 1, "messages_each": 1, "walk_steps": 3, "tasks": 1}
     kinds: Counter[str] = Counter()
     for seed in range(8):
@@ -352,8 +354,8 @@ def test_an_endpoint_that_is_slow_holds_up_nobody(tmp_path: Path) -> None:
     assert not (tmp_path / "chat.jsonl").exists()  # a person's words, which withdrawing would leave there
 
 
-def test_a_game_ends_where_its_endpoint_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nobody plays on beside silence, and studies pay as for other failures. All games have one budget."""
+def test_a_game_ends_if_its_endpoint_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The person does not play on beside silence, and the game counts as failed. All games share one budget."""
     envs = {"dond": {"game": "dond", "style": "natural"}, "among_us": {"game": "among_us", "players": 5}}
     with endpoint_of(lambda server, body, handler: handler.send("{}", 500)) as endpoint:
         how = ChatConfig(url=endpoint.url, model="some", key="", retries=0, calls=3)
@@ -376,7 +378,7 @@ def test_a_game_ends_where_its_endpoint_is_lost(tmp_path: Path, capsys: pytest.C
 
 
 def test_a_planner_goes_on_after_a_restart(tmp_path: Path) -> None:
-    """What it replies and plans is the same with and without a restart in between, and is recorded."""
+    """Replies and plans are recorded, and are the same with and without a restart."""
     env = {"game": "dond", "style": "natural", "max_entries": 6, "objective": 0.0}
 
     @contextmanager

@@ -318,7 +318,8 @@ class Shown(webbrowser.BaseBrowser):
 
 
 def test_the_page_is_shown_in_a_browser_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only if asked for, once the port listens, and in none that needs the terminal."""
+    """The browser opens only if the user asks for it, once the port listens, and never if it would take over the
+    terminal."""
     asked: list[str] = []
     taken: list[bool] = []
 
@@ -465,7 +466,7 @@ def test_a_full_disk_ends_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_opponents_whose_filters_refuse_everything_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When another model takes their place, and when the server stops."""
+    """The name is printed when another model takes the opponent's place, and when the server stops."""
     monkeypatch.setattr(Talker, "refusals", lambda talker: f"{talker.name}: no message passed")
     for number in (0, 1):
         for part in (ACTION, DIALOGUE):

@@ -56,7 +56,7 @@ def make_env(style: str = "natural") -> Any:
 
 
 def play(agent: ChatAgent, games: int = 4, style: str = "natural", seed: int = 0) -> list[Episode]:
-    """Against itself."""
+    """Plays games of the agent against itself."""
     return rollout(draw_games(seed, count=games), everyone(agent), lambda: make_env(style), games)
 
 
@@ -203,8 +203,8 @@ def test_a_failure_costs_its_game_and_the_others_go_on(serve: Callable[[Answerin
     assert whole["lost"] == {**now["lost"], "key refused": 3, "budget spent": 1}
 
 
-def test_nobody_is_sent_elsewhere(serve: Callable[[Answering], Server]) -> None:
-    """Neither the messages nor the key go to another address, and each call is counted."""
+def test_redirects_are_not_followed(serve: Callable[[Answering], Server]) -> None:
+    """Messages and the key do not reach the other address, and each call is counted."""
     other = serve(sensible)
 
     def moved(server: Server, body: dict[str, Any], handler: Any) -> None:
@@ -281,7 +281,7 @@ def test_beside_a_learner_a_refused_key_alone_stops(
 
 
 def test_the_budget_in_tokens_is_never_overdrawn(serve: Callable[[Answering], Server]) -> None:
-    """What an answer may cost at most is set aside before the request; what it did cost counts afterwards."""
+    """The most that an answer may cost is reserved before the request; afterwards its real cost counts."""
     server = serve(lambda server, body, handler: handler.say(move(body["messages"]), tokens=1000))
     agent = agent_of(server.url, tokens=6000, parallel=4)
     play(agent, games=4)
@@ -358,7 +358,8 @@ def test_a_file_of_answers_is_a_file_whose_texts_can_be_sent(tmp_path: Path) -> 
 def test_the_key_and_other_secrets_are_in_no_file_and_no_words(
     serve: Callable[[Answering], Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Even from an endpoint that says them back; the file is good for who has another secret, or none."""
+    """Secrets are masked even if the endpoint repeats them. The file of answers can be replayed with other secrets, or
+    none."""
     secrets = {"api_key": "first-31415926", "a": [{"headers": {"Authorization": "Bearer second-27182818"}}]}
 
     def telling(server: Server, body: dict[str, Any], handler: Any) -> None:
@@ -414,7 +415,7 @@ def test_choices_are_answered_by_number(serve: Callable[[Answering], Server]) ->
 
 
 def test_a_count_that_is_chosen_is_the_count(serve: Callable[[Answering], Server]) -> None:
-    """Not the number of an option, as which "1" would be no books."""
+    """The answer "1" claims one book, and does not choose the first option, which is no books."""
     said = {"message or make a proposal": "2", "do you claim": "1"}
 
     def answering(server: Server, body: dict[str, Any], handler: Any) -> None:
@@ -461,7 +462,7 @@ def test_what_was_paid_for_is_kept_where_the_budget_ends(serve: Callable[[Answer
 
 
 def test_an_answer_that_breaks_off_may_have_been_paid_for(serve: Callable[[Answering], Server]) -> None:
-    """So it counts against the budget; nobody is paid where nobody listens."""
+    """Its tokens count against the budget. A connection that is refused costs nothing."""
     server = serve(raw(OK, "Content-Length: 99", "", "{}"))
     agent = agent_of(server.url, tokens=9000, parallel=1)
     play(agent, games=20)

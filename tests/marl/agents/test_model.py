@@ -60,7 +60,7 @@ def serve(agent: ModelAgent, requests: Sequence[Request]) -> dict[int, Reply]:
 
 
 def play(agent: ModelAgent, games: Sequence[int]) -> tuple[list[dict[int, Reply]], dict[int, tuple[Stream, list]]]:
-    """Three exchanges of each game, texts of different lengths, with questions, a choice and an unread end."""
+    """Plays five rounds of each game: texts of different lengths, questions, a choice, and an end that is not read."""
     rounds = [
         serve(agent, [request(g, SPEAK, "books 1 2 " * (1 + g), questions=(QUESTION,)) for g in games]),
         serve(agent, [request(g, WAIT, "them: 5\n", 1, questions=(QUESTION, QUESTION)) for g in games]),
@@ -173,7 +173,8 @@ def test_what_is_on_record_is_what_one_full_pass_says(
 
 @pytest.mark.parametrize("name", ["tiny"])
 def test_a_copy_in_bfloat16_plays_for_the_policy(name: str, policies: dict[str, Policy]) -> None:
-    """What is on record is what the copy says in one pass, normalised in float32, and about what the policy says."""
+    """Recorded log-probabilities are those of the copy in one pass, normalised in float32, and near the policy's own.
+    New games are played with the policy's latest weights."""
     policy = copy.deepcopy(policies[name])
     whole, agent = model(policy), model(policy, bf16=True)
     play(whole, [0])

@@ -22,8 +22,8 @@ def bold(game: Pure, states: Small, rng: np.random.Generator) -> Small:
 
 @pytest.mark.parametrize("style", Style)
 def test_seats_know_the_position_and_order_what_they_plan(style: Style) -> None:
-    """In whole games of the package, each position that a seat plans in follows by the arrays from the one before and
-    the orders that all planned there."""
+    """Every position that a seat plans in follows, by the arrays, from the position before and the orders that all
+    seats planned there. The games are whole games of the package."""
     dislodged = 0
     for seed in range(3):
         env = diplomacy_v0.parallel_env(years=GAME.years, press="private", style=style)

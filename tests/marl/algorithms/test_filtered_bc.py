@@ -1,4 +1,4 @@
-"""What filtered cloning keeps, and that errors leave no trace in what it learns from."""
+"""Filtered cloning: which games it keeps, and that errors leave no trace in what it learns from."""
 
 import copy
 from collections.abc import Sequence
@@ -178,7 +178,7 @@ def test_an_aborted_game_ends_at_its_last_cue() -> None:
 
 
 def test_a_turn_at_the_streams_end_stays_there() -> None:
-    """One that the game took, and for which the stream had no room."""
+    """The game took this turn, but the stream had no room for it."""
     tokens, style = tokens_of("small")
     dirty = record(with_errors([BAD, (), (), ()]), tokens, style)
     last = Turn("player_0", "negotiator", 99, TurnKind.SPEAK, "", start=len(dirty.streams["player_0"]))
@@ -220,7 +220,7 @@ def test_what_was_won_becomes_likelier() -> None:
 
 
 class Unpaid(Hint):
-    """Nobody is ever paid."""
+    """Games of hints in which nobody is ever paid."""
 
     def step(self, actions: dict[str, str]) -> Any:
         observations, rewards, *rest = super().step(actions)

@@ -65,7 +65,7 @@ class Chain:
 
 
 def matrix_value(matrix: Floats) -> float:
-    """What the row player can make sure of, by linear programming."""
+    """Returns the value of a zero-sum game for the row player, by linear programming."""
     rows, columns = matrix.shape
     found = linprog(
         np.r_[np.zeros(rows), -1], np.c_[-matrix.T, np.ones(columns)], np.zeros(columns), np.r_[np.ones(rows), 0][None],
@@ -117,9 +117,9 @@ def uniform_values() -> Floats:
     return values
 
 
-def test_only_the_anchored_one_keeps_the_convention() -> None:
-    """In a game of pure coordination, whoever starts at nothing may meet anywhere; who plans near an anchor meets where
-    the anchor does, and so does who plays with its members."""
+def test_only_anchored_search_keeps_the_convention() -> None:
+    """Search near an anchor meets where the anchor does, in a game of pure coordination, and so does a player among
+    others that play the anchor. Search without an anchor may meet anywhere."""
     game = Meeting()
     anchor = net_of(game)
     data = Data(game.start(64), np.full((64, 2), 2), np.full((64, 2), 0.5))
@@ -140,7 +140,7 @@ def test_only_the_anchored_one_keeps_the_convention() -> None:
 
 
 class Meeting(Chain):
-    """Both win by giving the same order, and share one end: here a first score of 1 means that they met."""
+    """Game in which both win by giving the same order. It has one end, where the first score is 1 if they met."""
 
     def start(self, count: int) -> np.ndarray:
         return np.zeros((count, 2), int)
@@ -180,8 +180,8 @@ def test_a_stopped_training_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
         load(Learner(game, net_of(game, width=16), config), tmp_path / "kept")
 
 
-def test_what_is_given_is_the_first_candidate() -> None:
-    """With all three orders as candidates, a policy held fast by the anchor gives them the anchor's probabilities."""
+def test_given_orders_are_the_first_candidates() -> None:
+    """All three orders are candidates here, so a policy held fast by the anchor has the anchor's probabilities."""
     game, net = Chain(), net_of(Chain())
     regress(
         game, Learner(game, net, SMALL), Data(game.start(3), np.array([[0, 1], [1, 2], [2, 0]]), np.full((3, 2), 0.5)),
@@ -217,8 +217,8 @@ def test_candidates_are_different_legal_actions_of_ones_own_units() -> None:
     assert (np.take_along_axis(legal, orders.clip(0)[..., None], -1)[..., 0] | (owner < 0)).all()
 
 
-def test_of_two_players_each_pair_of_actions_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And is worth what it is when it is looked at draw by draw."""
+def test_each_pair_of_actions_of_two_players_is_evaluated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The values are those of evaluating pairs draw by draw."""
     game, states = Chain(), Chain().start(6)
     net = OrderNet(game.features_size, game.players, game.slots, game.codes, width=8)
     with torch.no_grad():

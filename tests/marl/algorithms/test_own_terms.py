@@ -45,7 +45,7 @@ class Choosy:
 def test_terms_of_another_package_are_trained_with(
     bases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of all losses only the package's has a weight: what the policy learns, it learns from that."""
+    """The package's loss is the only loss with a weight, so whatever the policy learns comes from it."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "terms_of_mine.py").write_text(TERMS)
     monkeypatch.syspath_prepend(tmp_path / "elsewhere")

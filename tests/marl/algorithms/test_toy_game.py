@@ -114,7 +114,8 @@ def test_the_toy_keeps_the_contract_of_games() -> None:
 
 @torch.no_grad()
 def informative(policy: Policy) -> float:
-    """How often one who knows how the speaker speaks would be right: 1/2 + 1/2 the distance of its distributions."""
+    """Returns how often a listener would be right that knows how the speaker speaks: 1/2 + 1/2 the distance of its two
+    distributions."""
     tokens = policy.tokens
     prompts = torch.tensor([[*tokens.format.first.before, *tokens.encode(f"{fact} say")] for fact in FACTS])  # (2, T)
     red, blue = policy.speech_logits(policy.logits(policy.hidden(prompts)[:, -1]), 1.0).softmax(-1)
@@ -146,7 +147,7 @@ def test_without_the_terms_play_stays_at_chance(both: tuple[Policy, Played]) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("estimator", [{}, {"advantage": "rloo"}, {"advantage": "grpo"}, {"advantage": "rae"}], ids=str)
 def test_each_estimator_makes_a_language(estimator: dict[str, Any]) -> None:
-    """With the game's reward beside both terms. For the game alone none does, with a critic or without."""
+    """The game's reward is trained on beside both terms; at least 90 % of games are won."""
     played = play(train(0, *BOTH, game=1.0, group=8, **estimator))
     assert played.accuracy >= 0.9 and played.after >= 0.9
 

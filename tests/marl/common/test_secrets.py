@@ -1,4 +1,4 @@
-"""What might be a secret, and what is kept of it."""
+"""Secrets: which settings might be one, and what is kept of them."""
 
 import pytest
 

@@ -198,7 +198,7 @@ def test_rows_of_similar_length_share_a_pass(
 
 @pytest.mark.parametrize("name", ["tiny", *RECURRENT])
 def test_an_engines_first_games_are_read_like_any_later_ones(name: str, policies: dict[str, Policy]) -> None:
-    """Bit for bit: a resumed run has a new engine."""
+    """A resumed run has a new engine, so results must be the same to the last bit."""
     policy, found = policies[name], []
     engine = Engine(policy, 8, CONTEXT)
     rows = streams(policy, [CONTEXT, 33, 47, 40, 35, 46, 37, 39])
@@ -265,7 +265,7 @@ def other_models() -> dict[str, tuple[PreTrainedModel, str]]:
 
 @pytest.mark.parametrize("name", ["gpt_neo", "gpt1", "bloom", "mamba2", "minimax", "recurrent_gemma"])
 def test_a_model_that_no_slot_holds_reads_whole_streams_again(name: str) -> None:
-    """And all else is as with a cache: pieces, slots that are used again, scores of texts, streams that go back."""
+    """Results are those of a cache: for pieces, reused slots, scores of texts, and streams that are rewound."""
     lm, why = other_models()[name]
     policy = Policy(lm.eval(), small_tokens())
     engine = Engine(policy, 6, CONTEXT)
@@ -331,7 +331,7 @@ def test_windows_slide_over_slots(name: str, window: int) -> None:
 
 @pytest.mark.parametrize(("name", "read"), [("llama", 0), ("mistral", 30)])
 def test_a_window_that_only_the_configuration_knows_is_none(name: str, read: int, tmp_path: Path) -> None:
-    """Llama sees everything, whatever its files say; the probe of slots is too short to meet this window."""
+    """Llama attends to everything, whatever its files say. The probe of slots is too short to notice this window."""
     tokenizer = hf_tokenizer()
     lm = random_lm(name, len(tokenizer))
     lm.config.sliding_window = 30
@@ -362,8 +362,8 @@ def test_windows_slide_beside_recurrent_layers() -> None:
         torch.testing.assert_close(logits, whole(policy, row), atol=1e-4, rtol=0)
 
 
-def test_a_model_that_reads_in_pieces_what_it_does_not_as_a_whole_has_no_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recurrent layer that forgets its state between passes; keys and values that are never written."""
+def test_a_model_that_reads_pieces_unlike_the_whole_has_no_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One model's recurrent layer forgets its state between passes; the other's keys and values are never written."""
     tokens = small_tokens()
     monkeypatch.setattr(StateLayer, "save", lambda layer: layer.all_conv_states.update({0: torch.zeros(1, 80, 4)}))
     recurrent = Engine(Policy(random_lm("mamba2", tokens.size), tokens), 2, CONTEXT)
@@ -373,8 +373,8 @@ def test_a_model_that_reads_in_pieces_what_it_does_not_as_a_whole_has_no_slots(m
     assert "LlamaForCausalLM keeps what a slot cannot hold" in Engine(Policy(lm, tokens), 2, CONTEXT).uncached
 
 
-def test_who_starts_over_in_a_pass_goes_on_token_by_token() -> None:
-    """Known of transformers 5.23 by reading it: Mamba's scan of several tokens begins at zero, Mamba-2's does not."""
+def test_models_whose_chunks_start_anew_are_read_token_by_token() -> None:
+    """Known from the source of transformers 5.23: Mamba's scan of several tokens begins at zero, Mamba-2's does not."""
     known = [False, True, False, True, True, True, True]
     assert [reads_chunks(random_lm(name, 64)) for name in RECURRENT] == known
     policies = [bf16_copy(Policy(random_lm(name, small_tokens().size), small_tokens())) for name in RECURRENT]
@@ -495,7 +495,7 @@ def test_several_steps_stop_where_a_slot_is_full(policies: dict[str, Policy], mo
 
 
 def test_captured_steps_are_made_anew_where_the_model_has_moved(policies: dict[str, Policy]) -> None:
-    """As sharding moves it: a graph would go on reading where parameters were."""
+    """Sharding moves parameters to other memory, and a captured graph would go on reading the old place."""
     policy = precise(policies["tiny"])
     engine = Engine(policy, 2, CONTEXT)
     engine.fixed_shapes = True
@@ -554,7 +554,7 @@ def test_texts_are_scored_as_one_full_pass_says_and_the_slot_stays_as_it_is(
 
 @pytest.mark.parametrize("name", ["tiny", "falcon_h1"])
 def test_the_cache_goes_with_its_engine(policies: dict[str, Policy], name: str) -> None:
-    """At once, not at some garbage collection: the next one may need the memory."""
+    """Memory is freed at once, not at the next garbage collection: the next engine may need it."""
     engine = Engine(policies[name], 2, CONTEXT)
     engine.read([engine.allocate()], [[3, 4, 5]])
     cache = weakref.ref(engine.cache)

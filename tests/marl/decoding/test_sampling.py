@@ -21,7 +21,7 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Policy]:
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_samples_come_as_often_as_their_probability_says(temperature: float, policies: dict[str, Policy]) -> None:
-    """On an even grid of uniforms each token comes up as often as its probability says, to within one grid point."""
+    """Tokens drawn by 4,000 evenly spaced uniforms come up as often as their probabilities say, to within one draw."""
     policy, grid = policies["tiny"], 4000
     engine = Engine(policy, 1, CONTEXT)
     hidden = engine.read([0], [[5, 6, 7]])[-1]

@@ -111,7 +111,7 @@ def test_transcripts_show_intents_and_who_refused_what() -> None:
 
 @pytest.mark.parametrize("config", [QUIET, replace(QUIET, correspondence=1.0, draws=3, candidates=1)])
 def test_filters_that_refuse_most_say_how_much(config: CiceroConfig) -> None:
-    """As the transcripts have it: of the replies that messages were drawn for, and of all draws."""
+    """Counts agree with the transcripts: of the replies for which messages were drawn, and of all draws."""
     player = agent(config)
     shown = [t.thoughts for episode in games(player) for t in episode.turns if t.agent == "player_0"]
     asked = [text for text in shown if "passed: " in text or "refused, " in text]

@@ -58,7 +58,7 @@ QUIET = CiceroConfig(
 
 @cache
 def talker() -> Policy:
-    """Knows a little of the grammar."""
+    """A small policy that knows a little of the grammar."""
     tokens = small_tokens(COMPACT_TOKENS)
     lm = tiny_lm(tokens.size, hidden_size=32, layers=1, intermediate_size=64, context=1024, generator_seed=1)
     policy = Policy(lm, tokens)

@@ -122,8 +122,8 @@ def shown(share: float, first: bool) -> Iterator[tuple[corpus.Steps, bool]]:
 
 @needs_data
 def test_lessons_say_and_claim_what_their_intent_names() -> None:
-    """From the steps that a model reads, after both renamings: the words, the claim and the line of the intent agree
-    with the pool of the opening, and half of the lessons state a whole split."""
+    """Words, claim and intent of every lesson agree with the pool in its opening, as a model reads them after both
+    renamings. About half of the lessons state a whole split."""
     lessons, whole, claims = 0, 0, Counter[tuple[Triple, Triple]]()
     for steps, lesson in shown(share=1.0, first=False):
         if not lesson:

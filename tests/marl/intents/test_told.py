@@ -98,7 +98,7 @@ def test_an_intent_stands_right_before_each_own_reply_and_nowhere_else() -> None
 
 
 def test_claims_are_the_learners_own_samples() -> None:
-    """A planned claim would be written over the sample, with log-probabilities of 0."""
+    """A planned claim would overwrite the sample, with log-probabilities of 0."""
     own = [turn for episode in played() for turn in episode.turns if turn.agent == "player_0"]
     proposals = [turn for turn in own if turn.text.startswith(replies.PROPOSE)]
     assert proposals and all(turn.planned is None for turn in own)
@@ -114,7 +114,7 @@ def test_what_was_sampled_under_an_intent_is_what_is_scored() -> None:
 
 
 def test_resampled_messages_are_drawn_under_the_same_intents() -> None:
-    """`repeat` plans again what was planned: else the stream would not be the one that is continued."""
+    """`repeat` plans again what was planned; otherwise another stream would be continued."""
     agent = told()
     episodes = rollout(draw_games(9, 9, count=2), everyone(agent), SHORT, 3)
     again = resample(episodes, SHORT, {"told": agent}, {"told"}, 2)
@@ -123,7 +123,7 @@ def test_resampled_messages_are_drawn_under_the_same_intents() -> None:
 
 
 def test_what_messages_tell_of_values_is_not_measured_under_intents() -> None:
-    """With other values the intents in the stream would be others, too."""
+    """Streams under other values would hold other intents, so such measures (`talk/said`) are left out."""
     agents = {"told": told(), "plain": ModelAgent("plain", negotiator(), slots=4, context=1024, max_new_tokens=24)}
     settings = {"game": "dond", "style": "compact", "objective": 1.0, "max_entries": 6}
     found, _, effects = message_metrics(played(), settings, agents, {"told"}, 1)
@@ -132,7 +132,8 @@ def test_what_messages_tell_of_values_is_not_measured_under_intents() -> None:
 
 @pytest.mark.parametrize("arm", ["both", "intent"])
 def test_the_same_message_again_is_believed_as_it_was(arm: str) -> None:
-    """Both players' intents stand in what they have read when a message is drawn again and heard."""
+    """A message drawn again at temperature 0 is the same, and so are the beliefs after it. Both players' intents stand
+    in the streams."""
     agent = told(arm, temperature=1e-6)
     episodes = rollout(draw_games(7, 7, count=12), everyone(agent), SHORT, 3)
     said = 0
@@ -178,7 +179,7 @@ def test_a_folder_whose_model_reads_no_intents_is_refused(tmp_path: Path) -> Non
 
 
 def test_what_follows_intents_in_games_is_counted_item_by_item() -> None:
-    """Pool of 1 book, 1 hat and 3 balls; who is told no intent, and what was refused, is left out."""
+    """The pool is 1 book, 1 hat and 3 balls. Players without an intent and refused replies are left out."""
     mine = {"thoughts": "intent: 0 0 3 for me, 1 1 0 for my partner"}
     other = {"thoughts": "intent: 0 1 3 for me, 1 0 0 for my partner"}
     turns = [

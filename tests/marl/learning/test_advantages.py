@@ -92,7 +92,7 @@ def test_credit_of_a_message_and_its_end(
 
 
 def test_each_reward_of_messages_is_normalised_by_itself() -> None:
-    """Whatever its unit is, and whoever else heard or was paid."""
+    """The unit of a reward makes no difference, nor does who else heard or was paid."""
     pays: dict[str, Reward] = {"speaking": SpeakingReward(weight=2.0), "other": SpeakingReward(weight=-0.5)}
     talks = [[said(0, speaking=0.25, other=1.0)], [said(1, speaking=-0.25, other=5.0)], [said(2, other=9.0)]]
     batch = collate(rows_of([talk(*talks)], {"learner"}), pays)
@@ -104,7 +104,8 @@ def test_each_reward_of_messages_is_normalised_by_itself() -> None:
 
 @pytest.mark.parametrize("heard", [1, 2])
 def test_separate_only_gives_messages_that_nobody_heard_nothing(heard: int) -> None:
-    """Of two who are heard they are left out; one alone is like none, for nothing is better than another."""
+    """Unheard messages are also left out when two heard ones are normalised. A single heard message gets nothing,
+    because there is no other to compare it with."""
     talks = [
         [said(0, value=0.5, game=0.0, speaking=0.25), proposed(2, value=1.0, game=2.0)],
         [said(1, value=0.0, game=0.0, speaking=-0.25 * (heard - 1)), said(3, game=1.0, speaking=0.0)],
@@ -188,7 +189,7 @@ def test_the_gradient_of_stopping_is_exact(speech: str, stopped: float, went_on:
 
 
 def test_a_message_that_the_game_cut_ends_where_it_was_cut() -> None:
-    """What comes after the last word that was heard decides nothing about the message."""
+    """Tokens after the last word that was heard are no part of the message."""
     episode = talk([said(0, body=(1, 3), game=0.0)])
     for cut, last in ((False, 4), (True, 3)):
         turn = replace(episode.turns[0], cut=cut)

@@ -128,7 +128,7 @@ def test_several_true_answers_stand_beside_the_first(batch: TokenBatch) -> None:
 
 
 def test_rewards_of_weight_zero_pay_nothing() -> None:
-    """Even one that is not a number, which 0 times would spread."""
+    """The reward here is NaN, which 0 times the reward would spread."""
     episode = three_turns()
     turns = (replace(episode.turns[0], rewards={"game": 2.0, "speaking": float("nan")}), *episode.turns[1:])
     batch = collate([(replace(episode, turns=turns), "a")], paying(game=0.5, speaking=0.0))

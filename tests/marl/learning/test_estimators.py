@@ -43,8 +43,9 @@ def at_decisions(batch: TokenBatch) -> list[list[float]]:
 PLAYS = [[chose(0, game=0.0), chose(1, game=1.0)], [chose(0, game=2.0), chose(1, game=0.0)], [chose(0, game=6.0)]]
 
 
-def test_by_hand() -> None:
-    """What is paid from a turn on, less the play's baseline, however many turns it has."""
+def test_advantages_by_hand() -> None:
+    """Advantages are what is paid from a turn on, less the play's baseline, however many turns the play has. The
+    baseline is the mean of the other plays (RLOO) or of all plays (GRPO)."""
     batch, found = credited("rloo", PLAYS)
     assert at_decisions(batch) == [[1 - 4, 1 - 4], [2 - 3.5, 0 - 3.5], [6 - 1.5]]
     assert not batch.returns.any() and found.metrics == {"groups/flat": 0.0}
@@ -89,7 +90,7 @@ def test_normalising_leaves_a_group_without_spread_at_0(name: str) -> None:
 
 
 def test_groups_are_plays_of_one_seat_from_one_start() -> None:
-    """Both seats of a game are in different groups; rows without a turn are in none."""
+    """The two seats of a game are in different groups; rows without a turn are in none."""
     games = [
         replace(talk([chose(0, game=r)], [chose(1, game=-r)], []), seed=seed)
         for seed, r in ((1, 1.0), (1, 3.0), (2, 5.0), (2, 9.0))
@@ -138,7 +139,8 @@ def bandit(name: str, scale: bool = True) -> float:
 
 
 def test_the_gradient_of_a_bandit_is_exact() -> None:
-    """But for GRPO: its mean holds the play itself, and dividing by the group's standard deviation is a known bias."""
+    """GRPO is the exception: its mean holds the play itself, and dividing by the group's standard deviation is a known
+    bias."""
     assert bandit("gae") == pytest.approx(EXACT, abs=1e-6)
     assert bandit("rloo") == pytest.approx(EXACT, abs=1e-6)
     assert bandit("grpo", scale=False) == pytest.approx(EXACT * (K - 1) / K, abs=1e-6)

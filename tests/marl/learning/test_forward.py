@@ -85,7 +85,7 @@ def test_models_with_dropout_are_on_policy_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "opt"])
 def test_activations_that_are_computed_again_give_the_same_weights(name: str, tmp_path: Path) -> None:
-    """Also where a model has dropout, of its own (GPT-2) or in its layers' code (OPT), which must stay off."""
+    """Dropout must stay off in both passes: GPT-2 has modules for it, OPT has it in the code of its layers."""
     if name == "opt":
         lm: PreTrainedModel = OPTForCausalLM(
             OPTConfig(vocab_size=small_tokens().size, hidden_size=32, ffn_dim=64, num_hidden_layers=2,
@@ -113,7 +113,7 @@ def test_activations_that_are_computed_again_give_the_same_weights(name: str, tm
 
 @pytest.mark.parametrize("estimator", ["k2", "exact"])
 def test_logits_in_pieces_give_the_same_update(estimator: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And there are never more than a piece of them."""
+    """Pieces have seven positions here, and only one of them is computed at a time."""
     policy, batch = played()
     terms: dict[str, Loss] = {**TERMS, "kl": KLLoss(weight=0.5, estimator=estimator)}
     ends, largest = [], []
@@ -163,7 +163,8 @@ class Held(TorchDispatchMode):
     ids=str,
 )
 def test_logits_are_never_held_for_all_positions(weights: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither in the forward pass nor in the backward one; whatever is only measured comes last, or not."""
+    """Pieces have four positions here, and fewer than 12 are held at once in both passes, whichever terms are only
+    measured."""
     policy, batch = played()
     size = policy.tokens.size
     terms = {name: replace(loss, weight=weights.get(name, loss.weight)) for name, loss in TERMS.items()}  # type: ignore[type-var]
@@ -201,7 +202,7 @@ def test_reference_logprobs_are_the_references_of_the_same_tokens(token_budget: 
 
 
 def test_the_reference_is_read_where_it_is_compared() -> None:
-    """The same there as everywhere, in passes whose output layer has no other place."""
+    """Its log-probabilities there are the same as in a full read, and the output layer is computed nowhere else."""
     _, batch = played()
     reference, speech = another(), batch.reply & (batch.kind == Kind.SPEECH)
     outputs: list[int] = []

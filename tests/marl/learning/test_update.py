@@ -109,8 +109,8 @@ def test_a_long_gradient_is_shortened() -> None:
     assert metrics["update/grad_norm"] > 0.1 and float(step.norm()) == pytest.approx(0.01, rel=1e-2)
 
 
-def test_a_loss_that_meets_nothing_is_not_logged() -> None:
-    """It would read as a loss of 0: everything learned."""
+def test_a_loss_without_tokens_is_not_logged() -> None:
+    """A logged 0 would look as if everything had been learned."""
     policy, batch = played()
     nothing = replace(batch, imitate=torch.zeros_like(batch.imitate))
     metrics = update(policy, None, nothing, {"imitation": ImitationLoss(1.0), "policy": PolicyLoss()},
@@ -138,7 +138,7 @@ def test_the_same_update_gives_the_same_bits() -> None:
 
 
 def test_terms_of_weight_zero_are_measured_and_change_nothing() -> None:
-    """Not even by weight decay."""
+    """Weight decay must not move the parameters either."""
     policy, batch = played()
     reference, before = another(), weights_of(policy)
     silent = {name: replace(loss, weight=0.0) for name, loss in TERMS.items()}  # type: ignore[type-var]
@@ -179,7 +179,7 @@ def test_a_reward_of_weight_zero_is_a_reward_that_is_absent(speech: str) -> None
 
 @pytest.mark.parametrize("without", ["decisions", "both"])
 def test_minibatches_without_decisions_or_questions_are_harmless(without: str) -> None:
-    """Every minibatch is one row; what rows without a term's places say to that term is nothing."""
+    """Every minibatch is one row, so that many have no tokens for some term."""
     policy, batch = played()
     if without != "decisions":
         none = torch.zeros(0, dtype=torch.int64)

@@ -52,7 +52,8 @@ def test_a_vote_is_asked_where_it_is_sampled_among_what_is_legal() -> None:
 
 
 def test_the_loss_is_the_cross_entropy_of_the_truth_over_all_votes() -> None:
-    """By hand: questions and votes are means of their own, and a vote for either of two imposters is right."""
+    """Values are worked out by hand. Questions and votes have means of their own, and a vote for either imposter is
+    right."""
     episode = voted((2, 0))
     batch = collate([(episode, "b")], {}, votes=True)
     probs = torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.3, 0.5], [0.25, 0.75, 0.0], [0.1, 0.6, 0.3]])
@@ -98,7 +99,7 @@ def batch_of(episodes: list[Episode]) -> TokenBatch:
 def test_every_vote_of_a_living_crewmate_counts_and_is_read_as_it_was_sampled(
     tokens: Tokens, episodes: list[Episode]
 ) -> None:
-    """At the sampling temperature, oneself and skip among the options."""
+    """Votes are sampled and read at temperature 0.5, with the voter itself and `skip` among the options."""
     batch, skip = batch_of(episodes), tokens.label(("skip", "red"))[0][0]
     votes = [t for e in episodes for t in e.turns if t.truths]
     crew = [t for e in episodes for t in e.turns if skip in t.legal and t.role == "crewmate"]

@@ -46,7 +46,7 @@ def batch() -> TokenBatch:
 
 @pytest.fixture
 def outputs(batch: TokenBatch) -> Outputs:
-    """What a model might say of it; numbers also where no loss may look."""
+    """Random outputs of a model, with numbers also where no loss may look."""
     generator = torch.Generator().manual_seed(1)
     noise = torch.randn(5, *batch.shape, generator=generator)
     scores = torch.randn(batch.candidates.shape, generator=generator).masked_fill(batch.candidates < 0, -torch.inf)
@@ -107,8 +107,8 @@ def naive(loss: Loss, batch: TokenBatch, o: Outputs) -> list[float]:
 
 
 @pytest.mark.parametrize("loss", EVERY, ids=repr)
-def test_losses_are_their_loops(loss: Loss, batch: TokenBatch, outputs: Outputs) -> None:
-    """And their masks are the batch's alone: places are counted before the model has said anything."""
+def test_losses_equal_naive_loops(loss: Loss, batch: TokenBatch, outputs: Outputs) -> None:
+    """Masks follow from the batch alone, because tokens are counted before the model is read."""
     before = {name: getattr(batch, name).clone() for name in ("kind", "imitate", "decision", "body")}
     values, mask = loss(batch, outputs)
     assert values.shape == mask.shape and mask.dtype == torch.bool and mask.any()
@@ -264,7 +264,7 @@ def test_kl_by_hand(estimator: str, value: float) -> None:
 
 
 def expected_gradient(estimator: str, logits: Tensor, reference: Tensor) -> Tensor:
-    """Of the loss over three symbols, each as often as the policy itself says it (which the gradient does not see)."""
+    """Gradient of the mean loss over three symbols, weighted by the policy's own probabilities as constants."""
     logits = logits.clone().requires_grad_()
     logprobs = logits.log_softmax(-1)
     total = torch.zeros((), dtype=torch.float64)

@@ -23,7 +23,7 @@ from tests.marl.updates import TERMS, all_played, identical, played, trained
 
 @dataclass(frozen=True)
 class Mine:
-    """What `of` makes of the batch and the outputs."""
+    """Loss that returns what `of` makes of the batch and the outputs."""
 
     of: Callable[[TokenBatch, Outputs], Any]
     reads: str = "reply"
@@ -97,8 +97,8 @@ def test_a_term_that_returns_no_values_with_their_mask_is_refused(
         ("divergence", "reply"), ("beliefs", "reply"), ("planned", "reply"),
     ],
 )  # fmt: skip
-def test_a_term_that_works_with_what_it_does_not_read_is_refused(part: str, reads: str) -> None:
-    """It would be 0 everywhere, and train nothing."""
+def test_a_term_that_works_with_undeclared_outputs_is_refused(part: str, reads: str) -> None:
+    """Outputs that a term does not list in `reads` are 0 everywhere, so that it would train nothing."""
     mine = Mine(lambda b, o: (getattr(o, part), torch.ones_like(getattr(o, part), dtype=torch.bool)), reads)
     with pytest.raises(UserError, match=r"^loss\.mine: "):
         trained({"mine": mine})

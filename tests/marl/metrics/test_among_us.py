@@ -1,4 +1,4 @@
-"""What is read off finished games of Among Us, against what players noted down while they played them."""
+"""Metrics of finished games of Among Us, against what players noted down while they played them."""
 
 from collections import defaultdict
 from collections.abc import Sequence

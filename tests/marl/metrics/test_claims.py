@@ -22,7 +22,7 @@ from tests.marl.episodes import beliefs, episode, imposter_game, meeting_game, m
 
 
 def found(texts: list[str], speaker: str = "Green") -> list[bool | None]:
-    """What the log says of these messages, as this player's in `meeting_game`."""
+    """Truth of each claim in these messages of one player in `meeting_game`."""
     game = meeting_game()
     agent = next(agent for agent, name in game.facts["names"].items() if name == speaker)
     role = game.roles[agent]

@@ -1,4 +1,4 @@
-"""What training costs: by hand, against the passes that an update makes, and arms where they have cost the same."""
+"""Compute of training: by hand, against the passes that an update makes, and arms compared at equal cost."""
 
 import copy
 import json
@@ -112,8 +112,9 @@ def test_an_update_makes_as_many_passes_as_are_counted(
     assert least * said <= made <= said
 
 
-def test_arms_where_they_have_cost_the_same() -> None:
-    """By hand: a run that costs twice as much stands at half its games where the other ends, seed by seed."""
+def test_arms_at_equal_compute_by_hand() -> None:
+    """A run that costs twice as much is measured at half its games, for each seed: at the cost where the cheaper run
+    ends."""
 
     def evaluations(cost: int, wins: list[float]) -> list[Row]:
         rows: list[Row] = [

@@ -54,7 +54,7 @@ def test_a_game_told_again_is_the_stream_that_was_recorded(policy: Policy, games
 
 
 def test_a_model_that_knows_nothing_gives_each_token_the_same(policy: Policy, games: list[Episode]) -> None:
-    """With all weights 0 every token that can be spoken has the same odds: the sum is known."""
+    """All weights are 0, so that every token that can be spoken is equally likely and the sum is known."""
     blank = tiny_policy()
     with torch.no_grad():
         for parameter in blank.lm.parameters():
@@ -71,8 +71,8 @@ def test_a_model_that_knows_nothing_gives_each_token_the_same(policy: Policy, ga
     assert interval.mean == pytest.approx(found[:, 0].sum() / found[:, 1].sum())
 
 
-def test_words_that_the_model_was_pushed_to_are_likelier(policy: Policy, games: list[Episode]) -> None:
-    """Each token's own log-probability, summed one game at a time: the naive loop gives the same."""
+def test_likelihood_of_speech_equals_a_naive_loop(policy: Policy, games: list[Episode]) -> None:
+    """The loop sums each token's log-probability, one stream at a time."""
     seats = retold(games[0], compact(), policy.tokens, ["mixture"])
     found = speech_likelihood(policy, seats)
     for row, (episode, agent) in enumerate(seats):

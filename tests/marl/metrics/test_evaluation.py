@@ -146,7 +146,7 @@ def test_grade_by_hand() -> None:
 
 
 def test_grade_of_several_true_answers_by_hand() -> None:
-    """Of the first and the last: .7 is right, .3 is wrong."""
+    """Answers 0 and 2 are true: .2 + .5 = .7 of the belief is right, .3 is wrong."""
     graded = grade(np.array([0.2, 0.3, 0.5]), 2, (0,))
     assert graded.accuracy == 1
     assert graded.log_loss == pytest.approx(-math.log(0.7)) and graded.brier == pytest.approx(0.09 + 0.09)
@@ -232,8 +232,8 @@ def test_discussions_count_their_own_messages() -> None:
     assert "belief/prior_log_loss" not in found and "belief/gain_over_prior" not in found
 
 
-def test_deal_or_no_deal_is_one_discussion_in_parts_as_well() -> None:
-    """There a reply is made of choices, which do not end the talk."""
+def test_structured_deal_or_no_deal_is_one_discussion_too() -> None:
+    """Replies of format=structured are made of choices, which do not end the talk."""
     agent = scripted("dond", tokens=small_tokens())
     make = env_maker({"game": "dond", "format": "structured"})
     games = rollout(draw_games(0, 1, count=3), everyone(agent), make, concurrency=3)
@@ -387,8 +387,8 @@ def test_evaluation_file() -> None:
     }
 
 
-def test_of_another_game_endings_and_winners_are_in_its_own_words() -> None:
-    """Also where it uses words of the library's games, such as `winner`."""
+def test_metrics_of_another_game_name_its_own_endings_and_winners() -> None:
+    """The game is chess; its outcome uses keys of the library's games, such as `winner`."""
     ends = [("checkmate", "white"), ("checkmate", "black"), ("time", "white"), ("stalemate", None)]
     paid = (Payment("player_1", 1, 0.5), Payment("player_1", 3, 1.5))
     games = [
@@ -409,7 +409,7 @@ def test_of_another_game_endings_and_winners_are_in_its_own_words() -> None:
 
 
 def test_rewards_are_means_over_the_turns_of_those_who_are_measured() -> None:
-    """Of a reward that is credited to messages, over the turns that have one."""
+    """A reward that is credited to messages is averaged over the turns that have one."""
     game = deal_game(0, ("learner", "other"))
     paid = replace(
         game,

@@ -20,7 +20,7 @@ GAMES = 10
 
 
 def measured(policy: Policy, temperature: float = 1.0, role: str = "") -> tuple[list[Episode], list[Effect]]:
-    """`role`: of all who are asked, in the place of the game's own."""
+    """Plays games and compares each message with others. `role` replaces the listeners' roles."""
     agent = ModelAgent("learner", policy, slots=2 * GAMES, context=32, max_new_tokens=1, temperature=temperature)
     episodes = rollout(draw_games(0, 1, count=GAMES), everyone(agent), Hint, GAMES)
     if role:

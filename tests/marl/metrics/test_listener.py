@@ -94,7 +94,8 @@ def test_words_that_do_not_depend_on_the_values_say_nothing() -> None:
 
 
 def test_real_speakers_are_weighed_as_one_stream_after_another_says() -> None:
-    """Each stream is read alone, with other values in its prompt; with the true ones it is what the sampler noted."""
+    """Weights equal those of reading each stream alone, with other values in its prompt. Under the true values they are
+    what the sampler noted."""
     agent = agent_of(negotiator())
     found = hearings(games(), COMPACT, {"p": agent})
     assert len(found) == 2 * GAMES

@@ -1,4 +1,4 @@
-"""What negotiators said and did, on games written by hand and on games whose truth is known."""
+"""Measures of negotiation, on games written by hand and on games whose truth is known."""
 
 import dataclasses
 import hashlib
@@ -42,7 +42,8 @@ def test_a_kept_split_and_an_accepted_one() -> None:
 
 
 def test_inverted_proposals() -> None:
-    """Both claim what the talk gave their partner: a deal, and the wrong way round."""
+    """Claims are inverted if players claim what the talk gave to their partner: they agree, with swapped shares.
+    Another wrong claim is not inverted."""
     first, second = read_talk(talk((0, "i want the balls"), (1, "deal"), (0, (1, 1, 0)), (1, (0, 0, 3)))).claims
     assert first.inverted and second.inverted and first.worse and second.worse
     other = read_talk(talk((0, "i want the balls"), (1, "deal"), (0, (1, 0, 3)))).claims[0]
@@ -102,7 +103,7 @@ def test_what_is_told_of_own_values(message: str, told: dict[int, int]) -> None:
 
 
 def test_scripts_are_read_as_they_understand_each_other() -> None:
-    """And what they understand stays as it is: it decides what they say, and so what bases are made of."""
+    """A digest holds what scripts understand, because it decides what they say and so what bases learn."""
     make_env = env_maker({"game": "dond", "style": "natural", "split": "all", "max_entries": 50})
     games = rollout(draw_games(5, count=150), everyone(scripted("dond", "mixture")), make_env, 150)
     messages = [(turn.message, game.facts["counts"]) for game in games for turn in game.turns if turn.message]

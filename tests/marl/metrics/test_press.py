@@ -49,7 +49,7 @@ def test_promises_kept_believed_and_requests_granted() -> None:
 
 @pytest.mark.parametrize("later", ["talk", "adjustments"])
 def test_a_later_phase_counts_for_nothing(later: str) -> None:
-    """France has no choice before its next phase, in which it does what it said."""
+    """France acts only in the next phase, and does there what it said."""
     turns = (
         chosen(0, 0, "GERMANY"), said(0, 1, "please support PAR to ROM ."), chosen(2, 3, "nobody"),
         Turn("player_1", "power", 4, TurnKind.CHOOSE, "MARS", error="no such power"),

@@ -32,7 +32,7 @@ def test_planted_ratings_are_recovered(sides: tuple[int, int]) -> None:
 
 
 def test_intervals_cover() -> None:
-    """At 95 %, 40 sets of games and four players: at least 88 % of the intervals hold the planted rating."""
+    """Intervals of 95 % hold the planted rating in at least 88 % of cases: 40 sets of games, four players."""
     covered = [
         found[name].low <= PLANTED[name] <= found[name].high
         for seed in range(40)

@@ -259,8 +259,8 @@ def test_ablation_table() -> None:
         ("speech/belief_change", -math.inf, math.inf),
     ],
 )  # fmt: skip
-def test_no_interval_holds_what_a_mean_cannot_be(metric: str, least: float, most: float) -> None:
-    """Of several seeds, and of one whose evaluation was written without bounds."""
+def test_intervals_stay_within_the_possible_means(metric: str, least: float, most: float) -> None:
+    """Bounds are cut for several seeds, and for a single one whose evaluation was written without bounds."""
     several = [ArmRun("full", seed, {metric: Interval(seed % 2, 0.0, 1.0, 10)}) for seed in range(3)]
     (row,) = ablation_table(several)
     half = 4.302653 * (1 / 3) ** 0.5 / 3**0.5
@@ -359,7 +359,7 @@ def test_table_file(tmp_path: Path) -> None:
 
 
 def test_games_needed_are_the_published_ones() -> None:
-    """Of Sarkar et al.'s rates: .55 v .59 wants about 2,400 games an arm."""
+    """Rates of Sarkar et al., .55 and .59, need about 2,400 games an arm."""
     assert games_needed(0.55, 0.59, 1) == games_needed(0.59, 0.55, 1) == pytest.approx(2401, abs=2)
     assert games_needed(0.55, 0.59, 3, between=0.05) is None  # seeds that differ so much need more than three
 

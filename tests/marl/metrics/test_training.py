@@ -1,4 +1,4 @@
-"""What is logged of an iteration, against figures worked out by hand."""
+"""Metrics that are logged of an iteration, against figures worked out by hand."""
 
 from dataclasses import replace
 

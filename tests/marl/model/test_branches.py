@@ -78,7 +78,8 @@ def test_a_question_that_was_recorded_twice_is_read_once() -> None:
 
 # -- what a chat model reads -------------------------------------------------------------------------------------------
 def test_a_conversation_without_a_trace_of_questions() -> None:
-    """As the template writes it: the rules as a system turn, a user's turn that asks for a reply, and replies."""
+    """The stream holds the conversation alone: the rules as a system turn, a request to reply, and replies. Each
+    question branches off from the conversation as it stood."""
     tokens = Tokens(hf_tokenizer(CHATML, single_digits=True))
     asked = Question("What is it worth?", NUMBERS, "3")
     views = []
@@ -129,7 +130,8 @@ def written_beside(question: Question, chat_template: str | None) -> tuple[Token
 
 
 def test_a_chat_model_asks_itself_where_the_game_has_said_which_letters_answer() -> None:
-    """Token by token: the cue of its own turn and the question, each time alike; no listing, no user's turn."""
+    """Each branch is the cue of the model's own turn and the question, token by token. It has no listing and no user's
+    turn."""
     tokens, view, text = written_beside(LETTERED, CHATML)
     opens = tokens.tokenizer.convert_tokens_to_ids("<|im_start|>")
     by_hand = (opens, *tokens.encode("assistant\n"), *tokens.encode("Points?"))

@@ -68,7 +68,8 @@ def test_a_stream_has_the_ids_of_what_the_chat_template_renders(family: str) -> 
 @pytest.mark.parametrize("cue", ["{% if add_generation_prompt %}<|bot|><|say|>{% endif %}", "<|bot|>",
                                  "{% if add_generation_prompt %}<|bot|>{% endif %}"])  # fmt: skip
 def test_a_mark_that_replies_begin_with_is_cued(cue: str) -> None:
-    """As in Command A and R7B, where the cue is always written or ends before the mark."""
+    """Streams end with that mark even if the template's cue stops before it or is always written, as in Command A and
+    R7B."""
     tokenizer = hf_tokenizer(CHATML)
     marks = ["<|bot|>", "<|say|>", "<|said|>", "<|end|>", "<|system|>", "<|user|>"]
     tokenizer.add_tokens([AddedToken(mark, special=True) for mark in marks])
@@ -85,7 +86,7 @@ def test_a_mark_that_replies_begin_with_is_cued(cue: str) -> None:
 
 
 def test_white_space_that_control_tokens_take_away_is_not_read() -> None:
-    """As Phi-3's do with what is behind them; here also with what is before."""
+    """Phi-3's control tokens strip the white space behind them. Here one also strips what is before it."""
     for template in (ENDED, ENDED.replace("\n<|end", "<|end")):
         tokenizer = hf_tokenizer(CHATML)
         marks = [AddedToken(f"<|{role}|>", special=True, rstrip=True) for role in ("system", "user", "assistant")]
@@ -118,7 +119,7 @@ def test_spaced_streams_have_the_ids_of_what_chat_templates_render(scheme: str, 
      "'' %}"],
 )  # fmt: skip
 def test_a_template_that_cannot_be_followed_is_refused(written: str) -> None:
-    """What changes texts within, fails, leaves them out, or is none."""
+    """Templates are refused if they change a text, fail, leave texts out, or are no templates."""
     with pytest.raises(UserError, match=r"does not keep the turns apart.*model\.name"):
         hf_tokens(template_of(written))
 

@@ -45,7 +45,8 @@ def whole(policy: Policy, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tried(whole: Path, policy: Policy, change: Change) -> str:
-    """What comes of a changed copy of a policy, whose checksums fit: the sentence that refuses it, else nothing."""
+    """Loads a changed copy of a policy, with checksums that fit. Returns the error that refuses it, or "" if the policy
+    is unchanged."""
     folder = whole.parent / "damaged"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(whole, folder)
@@ -105,7 +106,7 @@ def test_a_damaged_file_is_one_sentence_or_does_no_harm(name: str, whole: Path, 
 def test_a_setting_of_any_kind_is_one_sentence_or_does_no_harm(
     name: str, keys: tuple[str, ...], whole: Path, policy: Policy
 ) -> None:
-    """A value for each key, another one for the next."""
+    """Each key gets a wrong value, and the next key another one."""
     own = json.loads((whole / name).read_text())
     refused = 0
     for place, key in enumerate(sorted({*own, *keys})):
@@ -144,7 +145,7 @@ def test_a_policy_that_cannot_be_is_refused_by_what_is_wrong(
 
 
 def test_an_undamaged_policy_is_the_policy(whole: Path, policy: Policy) -> None:
-    """As a check of the checks above."""
+    """The tests above would also pass if every folder were refused; this one would not."""
     assert not tried(whole, policy, lambda folder: None)
     assert not tried(whole, policy, lambda folder: (folder / "generation_config.json").unlink())
     assert not tried(whole, policy, with_setting("policy.json", "more", [1]))
@@ -240,7 +241,7 @@ def test_quantised_weights_are_refused_by_name(quantised: dict[str, Any], model:
 
 @pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn, torch.float16, torch.bfloat16])
 def test_weights_are_read_by_their_kind_of_numbers(kind: torch.dtype, model: Path) -> None:
-    """Quantised ones are refused though no setting says that they are."""
+    """Quantised weights are refused even if no setting says that they are quantised."""
     name = "model.layers.1.mlp.up_proj.weight"
     changed(model, lambda tensors: tensors.update({name: tensors[name].to(kind)}))
     if kind.itemsize == 1:
@@ -301,7 +302,7 @@ def test_a_part_that_is_not_there_is_named(model: Path) -> None:
 
 
 def test_code_that_comes_with_a_model_is_never_run(model: Path, tmp_path: Path) -> None:
-    """Nor is anybody asked whether it may."""
+    """Models of a known kind load without their own code; others are refused."""
     (model / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     with_setting("config.json", "auto_map", {"AutoConfig": "code.Own", "AutoModelForCausalLM": "code.Own"})(model)
     with_setting("tokenizer_config.json", "auto_map", {"AutoTokenizer": ["code.Own", None]})(model)

@@ -111,7 +111,8 @@ def test_an_adapter_is_off_at_its_start_and_shares_every_tensor_of_its_base(kind
 
 
 def test_layers_that_peft_takes_for_experts_are_refused_by_name() -> None:
-    """It would adapt the experts instead, which cannot be merged, and leave the shared expert as it is."""
+    """Adapting the shared expert would make peft adapt the routed experts instead, which cannot be merged. The error
+    lists targets that work."""
     config = DeepseekV3Config(
         vocab_size=small_tokens().size, hidden_size=32, intermediate_size=32, num_hidden_layers=1, n_routed_experts=4,
         num_attention_heads=2, num_key_value_heads=2, moe_intermediate_size=16, kv_lora_rank=8, q_lora_rank=8,
@@ -341,7 +342,7 @@ def test_a_base_is_found_beside_the_run_and_in_it(saved: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("place", ["bases/base", "run/reference"])
 def test_a_base_is_found_for_a_past_self_of_a_run(saved: Path, tmp_path: Path, place: str) -> None:
-    """As where a run's folder is copied elsewhere."""
+    """A run's folder may have been copied elsewhere: its base is found among the bases or in the run."""
     past, there = saved.parent / "pool" / "learner-000001", logits(load_policy(saved))
     (saved.parent / "config.yaml").touch()
     shutil.copytree(saved, past)

@@ -93,8 +93,8 @@ def _rank(rank: int, folder: str) -> None:
 
 
 def _without_gradient(ranks: Ranks) -> None:
-    """What has a gradient on one rank alone counts as 0 on the other; what has none on any keeps none, or optimisers
-    would decay it, or move it by an old moment."""
+    """Checks that a gradient on one rank alone counts as 0 on the other. A parameter without any gradient keeps none,
+    or optimisers would decay it, or move it by an old moment."""
     model = nn.ParameterList([nn.Parameter(torch.zeros(2)) for _ in range(3)])
     model[0].grad = torch.tensor([1.0, 2.0]) * (ranks.rank + 1)
     model[1].grad = torch.tensor([5.0, 6.0]) if ranks.first else None
@@ -118,8 +118,8 @@ def _muon(ranks: Ranks, start: Policy) -> None:
 
 
 def _checkpoints(folder: Path, ranks: Ranks, start: Policy, batch: TokenBatch) -> None:
-    """From parts to whole and from whole to parts: three updates by one process, or two of them by one and the other
-    in parts."""
+    """Checks that checkpoints of sharded parameters are loaded whole, and the reverse: three updates that alternate
+    between the two equal three by one process."""
     config = UpdateConfig(learning_rate=1e-3, minibatches=2, token_budget=64)
     CASES["adamw"] = (TERMS, config)
     one = learner(copy.deepcopy(start), config)

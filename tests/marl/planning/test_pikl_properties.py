@@ -139,7 +139,7 @@ def test_a_constant_added_to_utilities_changes_nothing(seed: int, constant: floa
 # --- Limits -----------------------------------------------------------------------------------------------------------
 
 
-def test_lambda_0_plays_best_actions_in_proportion_to_the_anchor_and_infinity_the_anchor() -> None:
+def test_lambda_0_plays_best_actions_by_the_anchor_and_infinity_plays_the_anchor() -> None:
     assert respond(np.array([1.0, 2, 2]), np.log(TAU), (0.0,)) == pytest.approx(np.array([[0, 0.6, 0.4]]))
     assert respond(np.array([1.0, 2, 2]), np.log(TAU), (0.0,), 1e-3) == pytest.approx(np.array([[0, 0.5, 0.5]]))
     assert respond(np.array([1.0, 2, 2]), np.log(TAU), (math.inf,))[0] == pytest.approx(TAU, abs=1e-15)

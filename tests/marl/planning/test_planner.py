@@ -109,7 +109,7 @@ def test_claims_are_worth_what_brute_force_says(objective: float) -> None:
 
 
 def test_a_partner_with_an_anchor_of_its_own_is_planned_for_as_brute_force_says() -> None:
-    """For each value vector another anchor; on what the partner claims, not mirrored."""
+    """The anchor differs for each value vector, and is over what the partner itself claims, not mirrored."""
     anchor, belief = some_anchor(len(CLAIMS)), some_anchor(len(POSSIBLE), 1)
     theirs = np.stack([some_anchor(len(CLAIMS), 2 + k) for k in range(len(POSSIBLE))])  # (K, A), by their claims
     left = [CLAIMS.index(dond_rules.rest(claim, COUNTS)) for claim in CLAIMS]

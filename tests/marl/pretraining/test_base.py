@@ -64,13 +64,14 @@ def tokenizers_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def few_games(monkeypatch: pytest.MonkeyPatch, most: int = 12) -> None:
-    """Chunks of so many games at most."""
+    """Limits chunks to this many games."""
     monkeypatch.setattr(corpus, "CHUNK", most)
     monkeypatch.setattr(corpus, "draw_games", lambda *path, count: draw_games(*path, count=min(count, most)))
 
 
 def test_lessons_train_listening_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They see games in which somebody was asked, teach no reply, and hold to the model before them."""
+    """Lessons use games in which somebody was asked, teach no reply, and a KL term holds them to the model before
+    them."""
     steps: list[tuple[dict[str, float], list[Row]]] = []
     real = fitting.update
 
@@ -240,7 +241,7 @@ def test_a_human_base_is_measured_on_so_many_held_out_dialogues(
 
 
 def test_an_edited_file_of_contexts_makes_another_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the few games whose texts name a base are none of those that changed."""
+    """A base is named after texts of a few games, here of none; an edit counts even if it changes none of these."""
     file, named = tmp_path / "contexts.txt", []
 
     def stop(folder: Path, *_: Any) -> None:
@@ -349,7 +350,7 @@ def test_of_many_one_makes_it(tmp_path: Path) -> None:
     assert made == ["first"] and set(said) == {f"waiting for another process, which is making {path}"}
 
 
-def test_who_comes_after_a_failure_makes_it_and_where_it_cannot_be_made_one_line_says_so(tmp_path: Path) -> None:
+def test_make_once_tries_again_after_a_failure_and_refuses_in_one_line(tmp_path: Path) -> None:
     def fail() -> None:
         raise OSError("disk full")
 

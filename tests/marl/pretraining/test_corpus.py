@@ -1,4 +1,4 @@
-"""What a base learns from the human dialogues: which of them, under which names, and which tokens count more."""
+"""Human dialogues for a base: which are learned, under which names, and which tokens count more."""
 
 import math
 import re
@@ -82,7 +82,7 @@ def test_dropout_acts_while_a_base_learns_and_not_after() -> None:
 
 @pytest.mark.parametrize(("model", "name"), [("gpt2", "GPT2LMHeadModel"), ("qwen3_5", "Qwen3_5ForCausalLM")])
 def test_dropout_of_a_model_whose_layers_have_other_names_is_refused(model: str, name: str, tmp_path: Path) -> None:
-    """Also where only some have, as beside linear attention."""
+    """Models in which only some layers lack `o_proj`, such as those with linear attention, are refused too."""
     policy = hf_policy(tmp_path, model)
     error = rf"base\.dropout=0\.1: {name} has layers without o_proj, whose outputs it drops\. Set it to 0"
     with pytest.raises(UserError, match=error), dropout(policy, 0.1, torch.Generator()):
@@ -123,7 +123,7 @@ def test_settings_of_human_data_make_no_other_scripted_base() -> None:
 
 
 def said_in(found: Recorded) -> list[int]:
-    """Which of those dialogues the views are of."""
+    """Numbers of the dialogues that the views come from."""
     return [int(re.search(r"like 4 hats (\d+)", "".join(step[1] for step in steps))[1]) for steps in found.steps]
 
 

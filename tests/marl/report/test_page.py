@@ -178,7 +178,8 @@ def test_one_run(tmp_path: Path) -> None:
 
 
 def test_a_base_counts_once_for_the_games_that_it_was_measured_in(tmp_path: Path) -> None:
-    """Else its copies would look like seeds. In other games, or as another base of one seed, it has its arm's name."""
+    """Copies of one base would otherwise look like seeds. A base in other games, or another base of the same seed, is
+    named after its arm."""
     runs = []
     for arm, split, seed in (("seen", "train", 0), ("seen_too", "train", 0), ("unseen", "test", 1)):
         folder = make_run(tmp_path / arm, arm=arm, seed=seed, base_digest="b")
@@ -210,7 +211,8 @@ def test_a_base_counts_once_for_the_games_that_it_was_measured_in(tmp_path: Path
 
 
 def test_runs_are_measured_in_the_same_games_whatever_their_seed(tmp_path: Path) -> None:
-    """Other seats are other games; who sits in no game is nobody, and a seed's own opponent is its arm's."""
+    """A partner that sits in no evaluation game does not count, nor does the seed of a run that is an opponent. Other
+    seats make other games."""
     shared = {"crewmate": {"player": "learner", "partner": "base", "partners": 0}}
 
     def measured(cast: dict[str, Any], eval_cast: dict[str, Any] | None) -> str:
@@ -393,7 +395,7 @@ def test_the_page_of_among_us(tmp_path: Path) -> None:
 
 
 def test_what_is_said_most_stands_beside_what_the_base_says(tmp_path: Path) -> None:
-    """Of two seeds from one base, in games as training names who plays them: one has learned a password."""
+    """Two seeds start from one base, and one has learned a password. Games name their players as training does."""
     folders = [make_among_us_run(tmp_path / str(seed), "full", seed, 9) for seed in (0, 1)]
     for folder in folders:
         for condition, player in (("base", "untrained"), ("trained", "trained")):
@@ -437,7 +439,7 @@ def test_among_us_arms_have_their_published_names_and_order(among_us_runs: list[
 
 
 def test_arms_have_the_same_colours_in_every_figure() -> None:
-    """Also in the other game. Unknown arms take what is left, each its own."""
+    """Arms of both games share colours. Unknown arms get the remaining ones, each its own."""
     first = arm_colours(["base", "L", "RL", "RL+L", "RL+S", "RL+L+S"])
     assert len(set(first.values())) == 6
     other = arm_colours(["game_only", "mine", "full", "yours"])

@@ -1,4 +1,4 @@
-"""Who is paid for what: the game's reward at turns, and what a message did to its listeners, by hand."""
+"""Rewards by hand: the game's own at turns, and what a message did to its listeners."""
 
 import math
 from dataclasses import dataclass, replace
@@ -132,7 +132,7 @@ def test_questions_add_up_and_are_compared_with_themselves() -> None:
 
 
 def test_a_message_that_changes_nothing_was_heard_all_the_same() -> None:
-    """Both before and after the first one the listener is below the floor of log-probabilities."""
+    """The first message counts as heard though the listener's belief stays below the floor of log-probabilities."""
     told = episode(
         [turn("a", 1, "hello"), turn("a", 3, "it is c"), turn("a", 5, "bye")],
         [belief("b", 1, 1e-6), belief("b", 2, 2e-6), belief("b", 4, 0.1)],

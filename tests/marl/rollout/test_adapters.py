@@ -64,7 +64,7 @@ def play(agents: Mapping[str, Agent], iteration: int) -> list[Episode]:
 
 @torch.no_grad()
 def gap(policy: Policy, batch: TokenBatch) -> float:
-    """How far what was noted while playing is from what the policy says of it now."""
+    """Largest difference between the log-probabilities noted while playing and those that the policy gives now."""
     found: Tensor = forward(policy, batch, 1.0, {"reply": True}).logprobs
     return float((found - batch.logprobs)[batch.reply].abs().max())
 
@@ -108,8 +108,8 @@ def test_sampler_and_trainer_agree_for_each_adapter_after_each_update(kind: str,
 def test_an_adapter_of_weight_0_and_one_that_is_off_are_the_base_to_the_last_bit(
     kind: str, bf16: bool, tmp_path: Path
 ) -> None:
-    """Both play the games of a policy that was never adapted, with the same log-probabilities, values and beliefs, and
-    the trainer computes the same of them; the adapter itself plays others, after updates that moved it."""
+    """Games, log-probabilities, values and beliefs are those of a policy that was never adapted, also as the trainer
+    computes them. The adapter itself plays other games, after updates that moved it."""
     policy_of(kind, tmp_path)
     never, base = (
         with_critic(pretrained(tmp_path, seed=0, dtype=torch.bfloat16 if bf16 else torch.float32)) for _ in range(2)

@@ -115,7 +115,8 @@ def test_measuring_counts_the_tokens_of_questions(
 
 
 def test_the_same_message_again_is_believed_as_it_was(policy: Policy) -> None:
-    """At temperature 0 every other message is the message. It is heard in forks, whose states move on, too."""
+    """A message drawn again at temperature 0 is the same, and so are the beliefs after it. Listeners hear it in copies
+    of their state."""
     agent, episodes = play(policy, temperature=0.0)
     heard = 0
     for episode in resample(episodes, env_maker(DOND), {"learner": agent}, {"learner"}, 1):

@@ -1,4 +1,4 @@
-"""Who sits where, how often, and that only those learn whose turn it is."""
+"""Casts: who sits where and how often, and which learners learn in an iteration."""
 
 import copy
 from collections import Counter
@@ -45,7 +45,7 @@ def named(*names: str) -> dict[str, Agent]:
 
 
 def casts(cast: Mapping[str, Seats], env: Any, games: Sequence[Game]) -> list[dict[str, str]]:
-    """Who holds which seat in each of the games, by name."""
+    """Names of the players by seat, for each of the games."""
     seated = by_role(cast, named(*players_of(cast)))
     found = []
     for game in games:
@@ -163,7 +163,7 @@ def train(
     config: PPOConfig = CONFIG,
     opponents: Mapping[str, Agent] | None = None,
 ) -> tuple[list[Snapshot], list[dict[str, float]], list[Episode]]:
-    """After each iteration: everybody's state, and the metrics; and all episodes."""
+    """Trains; returns all states and the metrics after each iteration, and all episodes."""
     states, metrics, played = [], [], []
 
     def after(iteration: int, found: dict[str, float], episodes: Sequence[Episode]) -> None:

@@ -61,7 +61,7 @@ def played(
 
 @pytest.mark.parametrize(("name", "beside"), [*((name, False) for name in GAMES), ("among_us", True)])
 def test_the_same_message_again_is_believed_as_it_was(name: str, beside: bool) -> None:
-    """At temperature 0 every other message is the message: what was heard and answered comes out once more."""
+    """A message drawn again at temperature 0 is the same, and so are the beliefs after it; its reward is 0."""
     agent, episodes = played(GAMES[name], temperature=0.0, beside=beside)
     found = resample(episodes, env_maker(GAMES[name]), {"learner": agent}, {"learner"}, 2)
     said = 0
@@ -120,7 +120,8 @@ def test_all_that_is_read_for_draws_is_counted(beside: bool, monkeypatch: pytest
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_after_the_message_itself_the_votes_are_those_that_were_drawn_from(temperature: float) -> None:
-    """And after the same words again, and not after none: what follows is read anew, word for word."""
+    """Votes after the message itself are read anew, and have the probabilities of the votes that were drawn. So do
+    votes after the same words again, but not after silence."""
     agent, episodes = played(GAMES["among_us"], temperature)
     turns = [episode.turns for episode in episodes]
     found = resample(
@@ -153,7 +154,7 @@ def hints(policy: Policy, games: int, count: int) -> tuple[list[Episode], ModelA
 
 
 def test_credit_is_what_a_word_moved_beyond_its_authors_other_words() -> None:
-    """Against all words, each with its probability, read off the model: the mean of many draws tends to it."""
+    """The mean over 400 draws is near the exact mean over all words, each with its probability under the model."""
     policy = noisy(hint_policy(0), 1)
     episodes, _ = hints(policy, games=6, count=400)
     tokens = policy.tokens
@@ -187,7 +188,7 @@ def test_a_listener_who_ignores_words_gives_no_credit() -> None:
 
 
 def test_the_reward_by_hand() -> None:
-    """Another message that nobody is asked after leaves belief as it was; several questions stand apart."""
+    """A replacement after which nobody is asked leaves the belief at .2."""
     asked = Question("who?", ("red", "blue"), "blue")
 
     def believed(truth: float, step: int) -> Belief:

@@ -153,7 +153,7 @@ def some(policies: dict[str, Policy]) -> list[Episode]:
 
 @torch.no_grad()
 def agree(policy: Policy, batch: TokenBatch, probs: np.ndarray, temperature: float) -> None:
-    """What was noted while playing is what the trainer computes from the collated rows."""
+    """Checks that the trainer computes, from the collated rows, what was noted while playing."""
     out = forward(policy, batch, temperature, {"reply": False, "values": False, "beliefs": False})
     reply = batch.reply
     assert int(reply.sum()) > 50 and float(batch.logprobs[reply].std()) > 0.3
@@ -212,7 +212,8 @@ def same_episodes(one: Sequence[Episode], other: Sequence[Episode], exact: bool 
 
 @pytest.mark.parametrize("env", [COMPACT, Relay])
 def test_an_episode_is_a_function_of_its_own_game(env: Any, policies: dict[str, Policy]) -> None:
-    """Neither the other games nor their order matter, nor how many are played at a time; other seeds give others."""
+    """Other games, their order, and how many are played at a time make no difference. Different seeds give different
+    episodes."""
     games = draw_games(3, GAMES, count=4)
     policy = precise(
         policies["tiny"] if env is COMPACT else Policy(policies["tiny"].lm, policies["tiny"].tokens).eval()
@@ -303,7 +304,7 @@ class Says:
 
 @pytest.mark.parametrize("words", [20, 21])
 def test_messages_that_the_game_cuts_are_marked(words: int) -> None:
-    """Of twenty words all others hear is all of it; what follows the end marker was never said."""
+    """Others hear twenty words, so a longer message is cut. Words after the end marker were never said."""
     make_env = env_maker({"game": "among_us", "style": "compact", "tasks": 10})
     text = " red" * words + f" {END} and more that nobody hears"
     games = rollout(draw_games(7, GAMES, count=10), everyone(TextAgent("wordy", lambda *_: Says(text))), make_env, 10)
@@ -362,7 +363,7 @@ def test_the_games_of_the_relay_are_told_to_the_right_seats(policies: dict[str, 
 
 @pytest.mark.parametrize("name", ["tiny", "qwen3"])
 def test_questions_stand_where_they_fell_due(name: str, some: list[Episode], policies: dict[str, Policy]) -> None:
-    """Once before the first message, then after every message; each after its text, in the order of the items."""
+    """Questions are asked before the first message and after every one, behind its text, in the order of the items."""
     tokens = policies[name].tokens
     episodes = some if name == "tiny" else play(name, policies, draw_games(8, GAMES, count=6))
     for episode in episodes:

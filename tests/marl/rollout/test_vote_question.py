@@ -52,7 +52,7 @@ def test_a_stream_by_hand(tokens: Tokens) -> None:
 
 
 def test_what_is_believed_after_the_last_message_is_what_is_voted(episodes: list[Episode]) -> None:
-    """To the last digit that the model has: one position, one distribution."""
+    """The belief and the vote are read from one position, so that their probabilities agree to 1e-5."""
     votes = 0
     for episode in episodes:
         asked = {(b.listener, b.position): b for b in episode.beliefs}
@@ -76,7 +76,7 @@ def prompt_of(episodes: list[Episode]) -> list[int]:
 
 
 def test_every_message_has_a_belief_before_and_after(episodes: list[Episode]) -> None:
-    """So the last one before the vote earns a speaking reward too."""
+    """The last message before the vote has both, and so earns a speaking reward too."""
     for episode in episodes:
         heard = SpeakingReward().changes(episode)
         crew = [role for role in episode.roles.values() if role == "crewmate"]

@@ -122,7 +122,7 @@ def test_a_process_that_is_killed_frees_its_run(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_was_made_anew_is_not_the_locked_one(tmp_path: Path) -> None:
-    """Whoever holds the lock of a folder that was removed, or moved away, no longer keeps others out of its place."""
+    """The lock on a folder that was moved or removed does not keep others out of a new folder at its place."""
     run = tmp_path / "run"
     with claim(run, "a: 1") as lock:
         check_there(run, lock)
@@ -159,7 +159,7 @@ def test_settings_that_are_read_again_are_the_readers_own_and_those_of_an_edited
 
 
 def test_the_commit_is_that_of_the_code_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not of what is committed while a process goes on with what it has read."""
+    """The commit is read once, so that later commits do not change it while a process runs."""
     before = git_commit()
     monkeypatch.setattr(runs, "__file__", "/nowhere/marl/storage/folder.py")
     assert git_commit.__wrapped__() == UNKNOWN and git_commit() == before
@@ -180,7 +180,8 @@ def commit_all(folder: Path) -> None:
 def test_a_package_inside_another_repository_has_not_its_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where a virtual environment lies in it: what was installed has its version, a mere copy nothing."""
+    """A virtual environment may lie in a repository. An installed package then has its version, and a mere copy has
+    nothing."""
     site = tmp_path / ".venv" / "site-packages"
     for folder in ("marl/storage", "marl_language_games-7.8.9.dist-info"):
         (site / folder).mkdir(parents=True)

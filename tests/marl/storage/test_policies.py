@@ -68,7 +68,7 @@ LAST = {name.rpartition(".")[2] for name in UNPICKLE}  # writing every attribute
 
 
 def pickles_in(source: str) -> list[str]:
-    """What in a file reads or writes pickles."""
+    """Names in a file's source that read or write pickles."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

@@ -147,7 +147,8 @@ def test_wandb_offline_writes_a_run_and_the_files(
 
 
 def test_wandb_keeps_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither of the configuration nor of the command line, of which it would keep each word; nor do its logs."""
+    """Secrets of the configuration and the command line are in no file, logs included. W&B would keep every word that
+    was typed."""
     key = "sk-test-31415926"
     monkeypatch.setattr(sys, "argv", ["train", f"+chat.extra={{api_key: {key}}}", f"--password={key}", "word=typed"])
     config = {"chat": {"extra": {"api_key": key, "headers": {"Authorization": f"Bearer {key}"}}}, "arm": "no secret"}
@@ -160,7 +161,8 @@ def test_wandb_keeps_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_run_is_its_own_whoever_started_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sweep agent, W&B Launch and SageMaker name a run of their own. A second start goes on in one folder."""
+    """Sweep agents, W&B Launch and SageMaker set names of their own for the run, which are ignored. A second start
+    resumes the run."""
     monkeypatch.setattr("wandb.integration.sagemaker.is_using_sagemaker", lambda: True)
     foreign = {"WANDB_SWEEP_ID": "s1", "WANDB_LAUNCH": "true", "WANDB_PROJECT": "p", "WANDB_RUN_ID": "other",
                "WANDB_ENTITY": "them", "SM_TRAINING_ENV": "{}", "TRAINING_JOB_NAME": "job"}  # fmt: skip
@@ -196,10 +198,10 @@ NOTHING: dict[str, Any] = {"offset": 0, "content": []}
 
 
 class Service(BaseHTTPRequestHandler):
-    """As much of W&B's service as a run talks to.
+    """The part of W&B's service that a run talks to.
 
-    Keeps a run's rows at the places that they are sent to, and tells who resumes it what it has. Who does not, sends
-    from the first place on, in the stead of all that is there.
+    Keeps rows at the places they are sent to, and tells a resuming run what it has. A run that does not resume sends
+    from the first place on, which replaces everything there.
     """
 
     rows: ClassVar[dict[int, dict[str, Any]]]
@@ -258,7 +260,7 @@ class Service(BaseHTTPRequestHandler):
         return {"project": {"artifact": None}} if "artifact(" in query else {}
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing."""
+        """Prints nothing."""
 
 
 @pytest.fixture

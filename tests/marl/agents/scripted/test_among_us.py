@@ -156,7 +156,7 @@ OTHERS = Question("who is the imposter", ("blue", "green", "pink"), "pink")
 
 
 def test_random_players_answer_as_the_credulous_believe() -> None:
-    """What they hear pulls their answers, and the truth does not."""
+    """Answers follow what the player heard, and do not depend on the truth."""
     heard = ["i think it is blue", "vote for green", "i trust pink", "blue looks guilty"]
     believed = credulous(heard, OTHERS.candidates)
     counts: Counter[str] = Counter()
@@ -177,7 +177,8 @@ def test_random_players_answer_as_the_credulous_believe() -> None:
 
 @pytest.mark.parametrize("name", ["random", "gullible", "random_wary", "gullible_wary"])
 def test_who_found_the_body_is_not_suspected_by_players_that_are_not_wary(name: str) -> None:
-    """Whatever is said; imposters don't report. Where nobody else can be suspected, the finder is."""
+    """Imposters don't report, so only wary players suspect the finder, whatever is said. All do if nobody else is left
+    to suspect."""
     player = make_player(name, 0, "crewmate")
     assert isinstance(player, among_us.RandomPlayer)
     player.observe(MEETING.replace("meeting red", "meeting blue"))
@@ -192,7 +193,8 @@ def test_who_found_the_body_is_not_suspected_by_players_that_are_not_wary(name: 
 
 @pytest.mark.parametrize("name", ["random", "gullible", "random_wary", "gullible_wary"])
 def test_players_believe_their_eyes_before_their_ears(name: str) -> None:
-    """Who saw the kill answers with the killer, whatever is said; where that is no candidate, as the others do."""
+    """A witness answers with the killer, whatever is said. If the killer is no candidate, it answers from what it
+    heard."""
     player = make_player(name, 0, "crewmate")
     assert isinstance(player, among_us.RandomPlayer)
     before, meeting = MEETING.split(" meeting")
@@ -318,7 +320,7 @@ def test_what_random_players_say_depends_neither_on_role_nor_on_what_they_saw() 
     assert len(set(texts[0])) > 10
 
 
-def test_careful_crewmates_say_only_what_they_saw_and_imposters_kill_unseen_or_to_win() -> None:
+def test_careful_crewmates_say_what_they_saw_and_imposters_kill_unseen_or_to_win() -> None:
     topics, kills = Counter[Topic](), 0
     for seed in range(40):
         game = played(seed, "careful", "careful", tasks=6)

@@ -107,7 +107,7 @@ FIRST = ("H", "-BER", "-LON", "+BER", "+LON")
 
 
 def promised(name: str, seed: int) -> str | None:
-    """What a power orders after it promised England's unit its support to Berlin; None if it promised nothing."""
+    """Returns a power's order after it promised England's unit its support to Berlin; None if it promised nothing."""
     player = Power(TEMPERAMENTS[name], seed)
     player.observe(START)
     player.liking["ENGLAND"], player.liking["GERMANY"] = 2.0, 0.0

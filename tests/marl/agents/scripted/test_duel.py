@@ -22,7 +22,8 @@ def test_orders_are_legal_in_whole_games() -> None:
 
 @pytest.mark.parametrize("temper", TEMPERS)
 def test_temperaments_differ_in_where_they_go(temper: str) -> None:
-    """On the way to a centre with no mistakes: those who attack get nearer to the other's homes than who stay."""
+    """Players without mistakes are moved four times: grabbers hold more than eight centres, attackers come within two
+    steps of the other's homes, and guards do not."""
     players = DuelPopulation(GAME, mistakes=0.0)
     states, rng = GAME.start(30), np.random.default_rng(0)
     players.begin(30, rng)
