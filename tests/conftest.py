@@ -1,5 +1,5 @@
-"""Settings for all tests: no network, one thread, no waiting for the disk, and no hypothesis deadline, which a busy machine
-would miss."""
+"""Settings for all tests: no network, one thread, no waiting for the disk, and no hypothesis deadline, which a busy
+machine would miss."""
 
 import gc
 import os
