@@ -142,7 +142,9 @@ def check_whole_claims(env: Mapping[str, Any], who: str) -> None:
     """Refuses settings of Deal or No Deal with which `who` could not plan."""
     for setting, value in (("format", "free"), ("questions", "values")) if env["game"] == "dond" else ():
         if (given := env.get(setting, value)) != value:
-            raise UserError(f"env.{setting}={given}: {who} plans whole claims by beliefs about values; must be {value}")
+            raise UserError(
+                f"env.{setting}={given}: {who} plans whole claims by beliefs about values. Set it to {value}."
+            )
 
 
 def text_agent(name: str, env: Mapping[str, Any]) -> TextAgent:
