@@ -59,6 +59,8 @@ def is_run(name: str) -> bool:
     if "/" in name:
         if not Path(name).is_dir():
             raise UserError(f"{name}: there is no such folder. Name a finished run's.")
+        if (Path(name) / "config.json").is_file():
+            raise UserError(f"{name} is a model, not a run. Play it as base, with model=hf model.name={name}.")
         raise UserError(f"{name} has no policy/. Name a finished run's folder, or finish it with its own command.")
     return False
 
