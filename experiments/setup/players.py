@@ -59,6 +59,8 @@ def is_run(name: str) -> bool:
     if "/" in name:
         if not Path(name).is_dir():
             raise UserError(f"{name}: there is no such folder. Name a finished run's.")
+        if (Path(name) / "config.json").is_file():
+            raise UserError(f"{name} is a model, not a run. Play it as base, with model=hf model.name={name}.")
         raise UserError(f"{name} has no policy/. Name a finished run's folder, or finish it with its own command.")
     return False
 
@@ -142,7 +144,9 @@ def check_whole_claims(env: Mapping[str, Any], who: str) -> None:
     """Refuses settings of Deal or No Deal with which `who` could not plan."""
     for setting, value in (("format", "free"), ("questions", "values")) if env["game"] == "dond" else ():
         if (given := env.get(setting, value)) != value:
-            raise UserError(f"env.{setting}={given}: {who} plans whole claims by beliefs about values; must be {value}")
+            raise UserError(
+                f"env.{setting}={given}: {who} plans whole claims by beliefs about values. Set it to {value}."
+            )
 
 
 def text_agent(name: str, env: Mapping[str, Any]) -> TextAgent:

@@ -7,6 +7,7 @@ import torch
 
 import marl
 from experiments import evaluate, train
+from experiments.setup.players import is_run
 from experiments.studies import crossplay
 from marl.common.errors import UserError
 from marl.report.runs import read_evaluation
@@ -59,3 +60,9 @@ def test_cross_play_says_what_to_do(run: Path, tmp_path: Path) -> None:
     cfg = configure("crossplay", f"players=[{run},base]", "games=2", f"runs={run.parent}", f"cells={tmp_path}", *FAST)
     with pytest.raises(UserError, match=r"base: .* untouched model, .*experiments\.evaluate"):
         crossplay.main(cfg)
+
+
+def test_the_folder_of_a_model_is_no_player(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"is a model, not a run\. Play it as base, with model=hf model\.name="):
+        is_run(str(tmp_path))
