@@ -242,7 +242,7 @@ def compared(cfg: DictConfig, base: Policy, anchor: Path, device: torch.device) 
     except UserError as error:
         say(f"nothing to compare with: {error}")
         return []
-    found = []
+    found: list[Entrant] = []
     for folder in folders:
         card = read_json(folder / CARD)
         started = Path(str(card.get("base") or "an untouched model")).name
