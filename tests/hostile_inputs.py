@@ -16,23 +16,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from envs import among_us_v0, dond_v0
 from envs.core import END, TurnKind
-from experiments import benchmark, evaluate, lookahead, play, report, talk, train, web, web_export, web_simulate
+from experiments import benchmark, evaluate, play, report, train
 from experiments.launch.overrides import one_line, wrong_kind
 from experiments.setup import entrants
 from experiments.setup.spec import run_spec
-from experiments.studies import (
-    among_us_intents,
-    cells,
-    conditions,
-    crossplay,
-    drift,
-    expected,
-    frontier,
-    intents,
-    iterations,
-    plan,
-    press_intents,
-)
+from experiments.studies import cells, conditions, crossplay, drift, expected, frontier, iterations, plan
 from marl.common.errors import UserError
 from marl.pretraining.base import base_settings
 from tests.composing import configure
@@ -51,10 +39,10 @@ SPEECH = st.lists(
 ).map("".join)
 
 
-def negotiate(game: tuple[str, str, int, list[tuple[str, str]]]) -> str:
+def negotiate(game: tuple[str, int, list[tuple[str, str]]]) -> str:
     """Plays both players' replies, whoever's turn it is. A refused reply is told to its player alone."""
-    style, form, seed, replies = game
-    env, refused = dond_v0.parallel_env(style=style, format=form, max_entries=12, max_message_chars=50), False
+    style, seed, replies = game
+    env, refused = dond_v0.parallel_env(style=style, max_entries=12, max_message_chars=50), False
     seen, infos = env.reset(seed=seed)
     for both in replies:
         if not env.agents:
@@ -102,11 +90,7 @@ def check_observations(env: Any, seen: Mapping[str, Any]) -> None:
 
 
 STYLES, SEEDS = st.sampled_from(["compact", "natural"]), st.integers(0, 99)
-PARTS = st.sampled_from(["message", "proposal", "0", "1", "2", "9", "01", END])  # as games of parts ask for them
-FORMATS = st.sampled_from([("free", SPEECH), ("structured", SPEECH | PARTS)])
-NEGOTIATIONS = FORMATS.flatmap(
-    lambda own: st.tuples(STYLES, st.just(own[0]), SEEDS, st.lists(st.tuples(own[1], own[1]), max_size=15))
-)
+NEGOTIATIONS = st.tuples(STYLES, SEEDS, st.lists(st.tuples(SPEECH, SPEECH), max_size=15))
 CHOICE = st.integers(0, 20) | st.sampled_from(["", "wait", "kill Red", "vote Red", "skip", "report", END]) | TEXT
 DECEPTIONS = st.tuples(STYLES, SEEDS, st.lists(st.lists(CHOICE, min_size=3, max_size=5), max_size=30))
 VALUES: tuple[Any, ...] = (
@@ -132,8 +116,7 @@ BEGINNINGS = (
     (train, "torchrun_ranks"), (entrants, "base_policy"), (evaluate, "rollout"), (play, "rollout"),
     (cells, "check_writable"), (conditions, "check_writable"), (drift, "check_writable"),
     (crossplay, "check_writable"), (benchmark, "check_writable"), (iterations, "check_writable"),
-    (expected, "check_writable"), (report, "write_report"), (talk, "check_writable"), (lookahead, "check_writable"),
-    (web, "check_writable"), (web_simulate, "check_writable"),
+    (expected, "check_writable"), (report, "write_report"),
 )  # fmt: skip
 
 
@@ -199,15 +182,11 @@ def set_up(bases: Mapping[str, DictConfig], change: tuple[str, dict[str, Any]]) 
 COMMANDS: dict[str, Callable[[], Any]] = {
     "train": train.main, "plan": plan.main, "report": report.main, "evaluate": evaluate.main, "play": play.main,
     "conditions": conditions.main, "drift": drift.main, "frontier": frontier.main, "expected": expected.main,
-    "crossplay": crossplay.main, "iterations": iterations.main, "benchmark": benchmark.main, "talk": talk.main,
-    "lookahead": lookahead.main, "intents": intents.main, "among_us_intents": among_us_intents.main,
-    "press_intents": press_intents.main, "web": web.main, "web_export": web_export.main,
-    "web_simulate": web_simulate.main,
+    "crossplay": crossplay.main, "iterations": iterations.main, "benchmark": benchmark.main,
 }  # fmt: skip
 NEEDED = {  # what a command asks for; of what is given twice the later counts
     "conditions": ("comparison=dond_pikl",), "frontier": ("data.dond=nowhere",), "expected": ("name=a", "select=run"),
     "crossplay": ("players=[random,scripted]",), "iterations": ("select=run",), "report": ("select=run",),
-    "talk": ("players=[run]",), "web_export": ("study=dond_humans",), "web_simulate": ("study=dond_humans",),
 }  # fmt: skip
 OF_RUNS = ("expected", "iterations", "report", "conditions", "drift")  # commands that read finished runs
 

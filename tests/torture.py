@@ -148,6 +148,8 @@ def contents(folder: Path) -> dict[str, str]:
         if path.name == "run.json":
             card = json.loads(data)
             data = json.dumps({k: v for k, v in card.items() if k not in OF_THE_CLOCK}, sort_keys=True).encode()
+        if path.name in ("policy.json", "adapter_config.json"):
+            data = data.replace(str(folder).encode(), b"")  # they say where the base of an adapter is
         if path.name == "policy.json":
             card = json.loads(data)
             data = json.dumps({**card, "base": Path(card["base"]).name if card.get("base") else None}).encode()

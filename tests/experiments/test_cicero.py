@@ -384,17 +384,22 @@ def test_a_filter_that_refused_nothing_counts_as_0() -> None:
 
 
 def test_games_say_how_far_plans_were_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Players that have plans are measured, the model of people is not."""
-    game = {"score": 5.0, "points": 5.0, "deal": True, "nats": -2.0, "words": 2}
+    """Players that have plans are measured, the model of people is not. A damaged file is named."""
+    path, game = tmp_path / "games.json", {"score": 5.0, "points": 5.0, "deal": True, "nats": -2.0, "words": 2}
     plan = {"intent/claimed": rate([True, False]).to_json()}
     monkeypatch.setattr(
         intents, "games_of",
-        lambda made, arm, *how: {"games": [game, game], "counts": {}, "followed": {} if arm == "people" else plan},
+        lambda made, arm, *how: (
+            path, {"games": [game, game], "counts": {}, "followed": {} if arm == "people" else plan}
+        ),
     )  # fmt: skip
     made = intents.Made(0, ENV, "", negotiator(), [], {}, {}, {})
     found = intents.play(made, None, configure("intents"), None, SimpleNamespace(out=tmp_path))
     claimed = {arm: (each.mean, each.n) for (arm, metric), each in found.items() if metric == "intent/claimed"}
     assert claimed == dict.fromkeys(intents.ABLATIONS, (0.5, 2))
+    del game["score"]
+    with pytest.raises(UserError, match=r"games\.json does not hold an arm's games: remove it"):
+        intents.play(made, None, configure("intents"), None, SimpleNamespace(out=tmp_path))
 
 
 def test_labels_tell_people_from_scripts() -> None:
