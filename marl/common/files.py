@@ -15,7 +15,8 @@ import stat
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
+from copy import deepcopy
+from functools import cache, lru_cache
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO
@@ -256,10 +257,16 @@ class _PlainLoader(yaml.SafeLoader):
 def read_yaml(path: Path) -> Any:
     """Plain data in a YAML file. UserError if the file cannot be read or holds anything else."""
     try:
-        data = yaml.load(read_text(path, MOST_YAML), _PlainLoader)
-        check_plain(data)
+        return deepcopy(_parsed_yaml(read_text(path, MOST_YAML)))
     except FAULTS as error:
         raise UserError(f"{path}: expected YAML ({_reason(path, error)})") from error
+
+
+@lru_cache(maxsize=64)
+def _parsed_yaml(text: str) -> Any:
+    """Plain data from YAML text, cached per process: the same runs' settings are read again and again."""
+    data = yaml.load(text, _PlainLoader)
+    check_plain(data)
     return data
 
 
