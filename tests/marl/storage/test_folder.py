@@ -150,6 +150,14 @@ def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytes
         pass
 
 
+def test_settings_that_are_read_again_are_the_readers_own_and_those_of_an_edited_file_are_new(tmp_path: Path) -> None:
+    (tmp_path / CONFIG).write_text(WHOLE)
+    run_settings(tmp_path)["env"]["game"] = "among_us"
+    assert run_settings(tmp_path)["env"] == {"game": "dond"}
+    (tmp_path / CONFIG).write_text(WHOLE.replace("game: dond", "game: hint"))
+    assert run_settings(tmp_path)["env"] == {"game": "hint"}
+
+
 def test_the_commit_is_that_of_the_code_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not of what is committed while a process goes on with what it has read."""
     before = git_commit()

@@ -64,6 +64,7 @@ def test_a_damaged_policy_names_the_file(tmp_path: Path) -> None:
 PICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "shelve", "marshal"}
 UNPICKLE = {"joblib.load", "joblib.dump", "joblib.Memory", "torch.load", "torch.save", "torch.hub.load",
             "torch.jit.load", "pandas.read_pickle", "pd.read_pickle"}  # fmt: skip
+LAST = {name.rpartition(".")[2] for name in UNPICKLE}  # writing every attribute out as text would take seconds
 
 
 def pickles_in(source: str) -> list[str]:
@@ -75,7 +76,7 @@ def pickles_in(source: str) -> list[str]:
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             imported = {f"{node.module}.{a.name}" for a in node.names}
             found += [n for n in imported if n.partition(".")[0] in PICKLES or n in UNPICKLE]
-        elif isinstance(node, ast.Attribute) and ast.unparse(node) in UNPICKLE:
+        elif isinstance(node, ast.Attribute) and node.attr in LAST and ast.unparse(node) in UNPICKLE:
             found.append(ast.unparse(node))
         elif isinstance(node, ast.keyword) and node.arg in ("allow_pickle", "use_safetensors"):
             value = node.value.value if isinstance(node.value, ast.Constant) else None
