@@ -39,7 +39,7 @@ def test_a_password_is_found() -> None:
 
 
 def test_without_a_code_it_is_found_at_the_stated_rate() -> None:
-    found = [detected(games(np.random.default_rng(s), 30), np.random.default_rng(s), 99) for s in range(200)]
+    found = [detected(games(np.random.default_rng(s), 30), np.random.default_rng(s), 39) for s in range(200)]
     positives = sum(p <= 0.05 for _, p in found)
     assert 3 <= positives <= 18  # of 200 at .05: the binomial's 99 % interval
     assert np.mean([share.mean for share, _ in found]) == pytest.approx(0.5, abs=0.02)
