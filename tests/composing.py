@@ -21,18 +21,22 @@ from experiments.setup.spec import run_spec
 # Games of Among Us that soon meet a killing, and speak once each of it: most of what a test's run takes is its games.
 BRIEF = ("env.max_steps=24", "env.messages_each=1", "env.cooldown=2")
 
+SHAPE = ("model.hidden_size=32", "model.layers=1", "model.intermediate_size=64")
+
 # Small runs: two seconds each, after four for their base. With fewer games the base says nothing that Deal or No Deal
 # accepts: every game is aborted, and nothing is learned from any.
 SMALL = (
-    "progress=false", "threads=1", "device=cpu", "model.hidden_size=32", "model.layers=1",
-    "model.intermediate_size=64", "algo.iterations=2", "algo.games=4", "algo.concurrency=4", "algo.max_new_tokens=8",
-    "eval.every=1", "eval.games=2", "eval.final_games=4", "checkpoint.every=1",
+    "progress=false", "threads=1", "device=cpu", *SHAPE, "algo.iterations=2", "algo.games=4", "algo.concurrency=4",
+    "algo.max_new_tokens=8", "eval.every=1", "eval.games=2", "eval.final_games=4", "checkpoint.every=1",
 )  # fmt: skip
 DOND = ("experiment=dond_quickstart", *SMALL, "env.max_entries=4", "env.max_errors=2", "base.games=200", "base.rows=2",
         "base.learning_rate=1e-2")  # fmt: skip
-AMONG_US = (
-    "env=among_us", *SMALL, *BRIEF, "env.tasks=2", "base.games=20", "base.rows=16",
+AMONG_US_BASE = (  # runs with these share a base, where they share `bases`
+    "env=among_us", *BRIEF, *SHAPE, "env.tasks=2", "base.games=20", "base.rows=16",
     "base.lessons=[{players:random,steps:1}]",
+)  # fmt: skip
+AMONG_US = (
+    *AMONG_US_BASE, *(each for each in SMALL if each not in SHAPE),
     "algo.update={learning_rate: 1e-3, rows: null, epochs: 1, minibatches: 2}",
     "loss.listening.votes=0",  # with votes these few games happen to end without a word
 )  # fmt: skip

@@ -82,7 +82,7 @@ def test_commands_say_once_which_filter_refuses_everything(
     player: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No message can raise a probability by 1."""
-    filters = ("device=cpu", "env.max_entries=4", *WEAK, "games=4", "cicero.correspondence=1")
+    filters = ("device=cpu", "env.max_entries=4", *WEAK, "games=2", "cicero.correspondence=1")
     small, crossed = (*filters, f"out={tmp_path}"), (*filters, "progress=false", "threads=1", f"runs={tmp_path}")
     monkeypatch.setattr("builtins.input", lambda prompt: "[message] hi")
     for main, how in (
@@ -95,6 +95,7 @@ def test_commands_say_once_which_filter_refuses_everything(
         assert len(said) == 1 and re.search(r"draws were refused: .*correspondence \d+%", said[0]), said
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_conditions_seat_talkers_as_their_run_does(
     player: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,6 +141,7 @@ def test_settings_of_a_training_run_reach_its_cast(player: str, tmp_path: Path) 
         run_spec(configure("train", f"runs={tmp_path}", *more, "algo.cicero.draws=3"))
 
 
+@pytest.mark.usefixtures("no_pages")
 def test_a_learner_is_told_intents_from_the_command_line(
     player: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,7 +157,7 @@ def test_a_learner_is_told_intents_from_the_command_line(
     assert inputs[f"algo.intents={folder}"] == folder_digest(Path(folder) / ACTION)
     play, seen = (f"runs={tmp_path}", "games=2", "threads=1", "device=cpu", "progress=false"), list[Episode]()
     people = (f"human={folder}/{DIALOGUE}", f"data.dond={write(tmp_path, test=TEST)}", f"publish={tmp_path / 'drift'}")
-    people = (*people, "games=32")  # most replies of a model that knows nothing are refused, and some must not be
+    people = (*people, "games=12")  # most replies of a model that knows nothing are refused, and some must not be
     for study, more in ((conditions, ("comparison=dond_talk", "talk=2")), (drift, people)):
         noting = lambda *how: seen.extend(found := rollout(*how)) or found  # noqa: E731
         monkeypatch.setattr(study, "rollout", noting)
@@ -329,6 +331,11 @@ def test_dialogues_that_no_corruption_changes_are_refused_before_training(
     assert not (tmp_path / "bases").exists()
 
 
+@pytest.fixture(scope="module")
+def scripted_people(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_scripted(tmp_path_factory.mktemp("people") / "data", ENV, 120))
+
+
 @pytest.mark.parametrize(
     ("learned", "shown", "error"),
     [
@@ -339,15 +346,14 @@ def test_dialogues_that_no_corruption_changes_are_refused_before_training(
     ],
 )
 def test_kinds_of_nonsense_that_change_no_message_are_left_out_in_words(
-    learned: list[str], shown: list[str], error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    learned: list[str], shown: list[str], error: str, scripted_people: str, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     spoil = intents.spoiled
     monkeypatch.setattr(
         intents, "spoiled", lambda own, kind, *how: spoil(own, kind, *how) * (kind in (learned, shown)[len(own) < 60])
     )
-    data = str(write_scripted(tmp_path / "data", ENV, 120))
-    made = intents.Made(0, ENV, data, negotiator(), [], {}, {}, {})
+    made = intents.Made(0, ENV, scripted_people, negotiator(), [], {}, {}, {})
     cfg = configure("intents", "nonsense={train: 60, val: 40, test: 40}")
     if error:
         with pytest.raises(UserError, match=error):

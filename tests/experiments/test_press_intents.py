@@ -20,7 +20,7 @@ from marl.intents import draws
 from marl.metrics.wording import wording
 from marl.rollout.cast import Seats
 from marl.rollout.games import env_maker
-from tests.composing import composed_once, configure
+from tests.composing import SHAPE, composed_once, configure
 from tests.marl.intents.press_models import ENV, speaker
 
 WEAK = (
@@ -28,8 +28,8 @@ WEAK = (
     "cicero.press.others=1", "cicero.press.candidates=4",
 )  # fmt: skip
 STUDY = (  # a small one
-    "base.games=24", "base.tokenizer_games=20", "model.hidden_size=32", "model.layers=1", "model.intermediate_size=64",
-    "scripted_games=4", "tested_games=2", "control=6", "seeds=[0]", *WEAK,
+    "env.years=1", "base.games=24", "base.tokenizer_games=20", *SHAPE, "scripted_games=4", "tested_games=2",
+    "control=6", "seeds=[0]", *WEAK,
 )  # fmt: skip
 PLAY = ("progress=false", "threads=1", "device=cpu", "games=2", "concurrency=2")
 
