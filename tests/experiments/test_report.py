@@ -20,16 +20,13 @@ from marl.metrics.tables import TableRow, curve_lines, read_table
 from marl.report import prose
 from marl.report.page import read_run
 from marl.report.runs import Run, arm_label, arm_runs
-from tests.composing import BRIEF, cases, configure
+from tests.composing import AMONG_US_BASE, cases, configure
 from tests.marl.report.test_page import change, make_run
 from tests.runs import without_pages
 
 SMALL = [
-    "env=among_us", "name=tiny", "progress=false", "threads=1", "base.games=12", "base.rows=16",
-    "base.lessons=[{players:random,steps:1}]", "model.hidden_size=32", "model.layers=1",
-    "model.intermediate_size=64", "algo.iterations=2", "algo.games=4",
+    *AMONG_US_BASE, "name=tiny", "progress=false", "threads=1", "algo.iterations=2", "algo.games=4",
     "algo.concurrency=8", "algo.max_new_tokens=6", "eval.games=4", "eval.every=2", "eval.final_games=8",
-    *BRIEF,
 ]  # fmt: skip
 
 
@@ -38,12 +35,12 @@ OFF = {"loss": {"listening": {"weight": 0.0}}, "reward": {"speaking": {"weight":
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(bases: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of finished runs: one that was trained, and copies of it as two arms of two seeds that won these shares
     of their eight games; one of them once more as if it had had shaping."""
     root = tmp_path_factory.mktemp("runs")
     with without_pages():
-        train.main(configure("train", *SMALL, "ablation=full", "seed=0", f"runs={root}"))
+        train.main(configure("train", *SMALL, "ablation=full", "seed=0", f"runs={root}", f"cache={bases}"))
     (whole,) = root.glob("tiny-full-s0-????????")
     for (arm, seed), won in WINS.items():
         run = root / whole.name.replace("-full-s0-", f"-{arm}-s{seed}-")
