@@ -123,7 +123,7 @@ def informative(policy: Policy) -> float:
 
 @pytest.fixture(scope="module")
 def both() -> tuple[Policy, Played]:
-    policy = train(0, *BOTH)
+    policy = train(0, *BOTH, iterations=24)  # all 40, of five seeds, in test_it_takes_two
     return policy, play(policy)
 
 
@@ -138,7 +138,7 @@ def test_both_terms_make_a_language(both: tuple[Policy, Played]) -> None:
 
 
 def test_without_the_terms_play_stays_at_chance(both: tuple[Policy, Played]) -> None:
-    neither = play(train(0, *NEITHER, iterations=6))  # all 40, of five seeds, in test_it_takes_two
+    neither = play(train(0, *NEITHER, iterations=6))  # as above
     assert abs(neither.accuracy - 0.5) < 0.1 and abs(neither.after - 0.5) < 0.05
     assert both[1].accuracy - neither.accuracy > 0.35
 
