@@ -223,9 +223,10 @@ def with_critic(policy: Policy) -> Policy:
 def teach(policy: Policy, tokens: torch.Tensor, replies: torch.Tensor, steps: int) -> Policy:
     """A few steps of imitation on rows (B, T) of which `replies` (B, T) are learned: enough for the game's syntax."""
     optimizer = torch.optim.AdamW(policy.lm.parameters(), lr=1e-2)
+    learned = replies[:, 1:]
     for _ in range(steps):
-        logits = policy.logits(policy.hidden(tokens))[:, :-1][replies[:, 1:]]
-        loss = nn.functional.cross_entropy(logits, tokens[:, 1:][replies[:, 1:]])
+        logits = policy.logits(policy.hidden(tokens)[:, :-1][learned])
+        loss = nn.functional.cross_entropy(logits, tokens[:, 1:][learned])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

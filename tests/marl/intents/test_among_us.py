@@ -62,7 +62,7 @@ def talker() -> Policy:
     tokens = small_tokens(COMPACT_TOKENS)
     lm = tiny_lm(tokens.size, hidden_size=32, layers=1, intermediate_size=64, context=1024, generator_seed=1)
     policy = Policy(lm, tokens)
-    batch = collate(rows_of(games(scripted("among_us", "careful", tokens), 3), {"careful"}), {})
+    batch = collate(rows_of(games(scripted("among_us", "careful", tokens), 2), {"careful"}), {})
     return teach(policy, batch.tokens, batch.reply, 60)
 
 
