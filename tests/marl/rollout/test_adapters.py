@@ -88,7 +88,7 @@ def test_sampler_and_trainer_agree_for_each_adapter_after_each_update(kind: str,
     learners = [
         Learner(name, policies[name], base, make_optimizer(policies[name], CONFIG)) for name in ("learner", "rival")
     ]
-    for iteration in range(4):
+    for iteration in range(3):
         episodes = play(agents, iteration)
         batches = {name: collate(rows_of(episodes, {name}), REWARDS) for name in policies}
         for name, batch in batches.items():

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedTokenizerFast
 
 from envs.core import END, Question, TurnKind
 from experiments.setup.spec import run_spec
@@ -39,13 +41,17 @@ def by_hand(policy: Policy, ids: list[int], candidates: tuple[int, ...]) -> list
         return policy.logits(policy.hidden(torch.tensor([ids]))[:, -1])[0, list(candidates)].softmax(-1).tolist()
 
 
+@cache
+def vocabulary(game: str) -> PreTrainedTokenizerFast:
+    texts = scripted_texts(game, [env_maker(GAMES[game])], 0, games=20)
+    return train_tokenizer(texts, game_module(game).COMPACT_TOKENS, 1024)
+
+
 def played(
     env: dict[str, Any], temperature: float, games: int = 4, beside: bool = False
 ) -> tuple[ModelAgent, list[Episode]]:
     """Games of a model that babbles; its weights are large enough that every word matters."""
-    make = env_maker(env)
-    texts, keep = scripted_texts(env["game"], [make], 0, games=20), game_module(env["game"]).COMPACT_TOKENS
-    tokens = Tokens(train_tokenizer(texts, keep, 1024))
+    make, tokens = env_maker(env), Tokens(vocabulary(env["game"]))
     tokens.beside = beside
     lm = tiny_lm(tokens.size, hidden_size=16, layers=1, heads=2, intermediate_size=32, context=1024)
     policy = noisy(Policy(lm, tokens), 3)
@@ -149,7 +155,7 @@ def hints(policy: Policy, games: int, count: int) -> tuple[list[Episode], ModelA
 def test_credit_is_what_a_word_moved_beyond_its_authors_other_words() -> None:
     """Against all words, each with its probability, read off the model: the mean of many draws tends to it."""
     policy = noisy(hint_policy(0), 1)
-    episodes, _ = hints(policy, games=12, count=400)
+    episodes, _ = hints(policy, games=6, count=400)
     tokens = policy.tokens
     for episode in episodes:
         turn = episode.turns[0]
