@@ -5,7 +5,9 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedTokenizerFast
 
 from envs.among_us.texts import COMPACT_TOKENS
 from envs.core import TurnKind
@@ -47,6 +50,17 @@ LESSONS = (
 
 def small(**changes: Any) -> BaseConfig:
     return BaseConfig(**{"games": 4, "rows": 4, "world_model": 1.0, "listening": 2.0, **changes})
+
+
+@cache
+def tokenizer_of(texts: tuple[str, ...], keep: tuple[str, ...], size: int) -> PreTrainedTokenizerFast:
+    return train_tokenizer(texts, keep, size)
+
+
+@pytest.fixture(autouse=True)
+def tokenizers_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most bases of these tests have one tokenizer, whose training takes longer than theirs."""
+    monkeypatch.setattr(pretrain, "train_tokenizer", lambda texts, *how: deepcopy(tokenizer_of(tuple(texts), *how)))
 
 
 def few_games(monkeypatch: pytest.MonkeyPatch, most: int = 12) -> None:
