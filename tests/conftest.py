@@ -27,8 +27,8 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_flushing() -> Iterator[None]:
-    """Files are not flushed to the disk, which no test could tell from waiting: the power stays on. What is no open
-    file is refused as before."""
+    """Files are not flushed to the disk: no test cuts the power, and each would wait. What is no open file is refused
+    as before."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: os.fstat(file) and None)
         yield
