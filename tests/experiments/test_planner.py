@@ -62,12 +62,12 @@ def test_against_itself_without_planning_it_has_another_name(run: str, tmp_path:
 
 def test_whoever_is_called_so_plans(run: str, tmp_path: Path) -> None:
     evaluate.main(
-        settings(f"players=[scripted,{run}+plan]", "planner.lambdas=[0.3]", "games=8", f"out={tmp_path / 'a'}")
+        settings(f"players=[scripted,{run}+plan]", "planner.lambdas=[0.3]", "games=4", f"out={tmp_path / 'a'}")
     )
     evaluate.main(
-        settings(f"players=[{run}+plan,scripted]", "planner.lambdas=[0.3]", "games=8", f"out={tmp_path / 'b'}")
+        settings(f"players=[{run}+plan,scripted]", "planner.lambdas=[0.3]", "games=4", f"out={tmp_path / 'b'}")
     )
-    evaluate.main(settings(f"players=[{run},scripted]", "planner.lambdas=[0.3]", "games=8", f"out={tmp_path / 'c'}"))
+    evaluate.main(settings(f"players=[{run},scripted]", "planner.lambdas=[0.3]", "games=4", f"out={tmp_path / 'c'}"))
     a, b, c = ((tmp_path / name / "episodes.jsonl").read_text() for name in "abc")
     assert b == c  # planner=pikl alone means the first player
     for text in (a, b):

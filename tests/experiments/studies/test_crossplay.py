@@ -36,7 +36,7 @@ from tests.runs import typed
 QUIET = ["progress=false", "threads=1", "concurrency=6", "model.max_new_tokens=10"]
 
 
-settings, trained_with = composed_once("crossplay"), composed_once("train")
+settings, trained_with = composed_once("crossplay"), composed_once("train", "env.max_entries=8")
 
 
 class Taker:

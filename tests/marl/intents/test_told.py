@@ -56,11 +56,11 @@ HOW = CiceroConfig(plan=IntentConfig(iterations=3))
 LIMITS: dict[str, Any] = {"games": 3, "concurrency": 3, "max_new_tokens": 24, "context": 1024}
 
 
-def told(arm: str = "both", temperature: float = 0.5) -> ToldAgent:
+def told(arm: str = "both", temperature: float = 0.5, slots: int = 6) -> ToldAgent:
     policy = negotiator()
     parts = Parts(arm, policy, policy, None)
     unfiltered = CiceroConfig(nonsense=0.0, candidates=1, draws=1, plan=HOW.plan)
-    limits = {"slots": 6, "context": 1024, "max_new_tokens": 24, "temperature": temperature}
+    limits = {"slots": slots, "context": 1024, "max_new_tokens": 24, "temperature": temperature}
     return ToldAgent("told", parts, unfiltered, "dond", **limits)
 
 
@@ -134,8 +134,8 @@ def test_what_messages_tell_of_values_is_not_measured_under_intents() -> None:
 def test_the_same_message_again_is_believed_as_it_was(arm: str) -> None:
     """A message drawn again at temperature 0 is the same, and so are the beliefs after it. Both players' intents stand
     in the streams."""
-    agent = told(arm, temperature=1e-6)
-    episodes = rollout(draw_games(7, 7, count=12), everyone(agent), SHORT, 3)
+    agent = told(arm, temperature=1e-6, slots=24)
+    episodes = rollout(draw_games(7, 7, count=12), everyone(agent), SHORT, 12)
     said = 0
     for episode in resample(episodes, SHORT, {"told": agent}, {"told"}, 1):
         for turn in episode.turns:
