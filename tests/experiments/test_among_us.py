@@ -80,7 +80,7 @@ def test_scripts_hold_roles_evaluation_has_its_own_and_a_reward_may_name_the_lea
         assert any(turn["rewards"].get("speaking") for game in lines(games) for turn in game["turns"]), who
 
 
-def test_where_all_names_play_there_are_no_others(run: Train, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_are_not_swapped_if_all_of_them_play(run: Train, capsys: pytest.CaptureFixture[str]) -> None:
     base = load_policy(Path(read_card(run() / "policy")["base"]))
     for players, all_play in ((7, True), (5, False)):
         work = Work.of(run_spec(configure("train", *AMONG_US, f"env.players={players}")))
@@ -173,7 +173,7 @@ def test_a_second_learners_policy_may_start_another_pair_and_play_beside_it(run:
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
-def test_an_arm_with_world_modelling_foretells_what_its_base_foretold() -> None:
+def test_the_world_model_arm_predicts_what_its_base_predicted() -> None:
     for game, foretold in (("among_us", False), ("dond", True)):
         arm = configure("train", f"env={game}", "ablation=world_model")
         assert arm.loss.world_model.after_questions is foretold and arm.loss.world_model.weight == 0.1
@@ -347,7 +347,7 @@ def test_a_scripted_crew_gets_the_scripted_partner_of_the_cast(tmp_path: Path) -
         assert seating(games) == [(crew, ["random"])] * 4
 
 
-def test_anothers_voice(run: Train, tmp_path: Path) -> None:
+def test_a_player_speaks_with_anothers_voice(run: Train, tmp_path: Path) -> None:
     made = run()
     plain = lines(made / "episodes" / "trained.jsonl")
     silent = lines(evaluated(tmp_path / "silence", f"players=[{made},base]", "voices=[silence]")[1])

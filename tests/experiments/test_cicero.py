@@ -227,7 +227,7 @@ def test_players_of_another_study_replace_those_that_are_there(tmp_path: Path) -
         assert folder_digest(tmp_path / "runs" / "intents-both-s0" / name) == folder_digest(source)
 
 
-def test_the_opponent_of_a_command(player: str) -> None:
+def test_a_command_makes_the_player_with_cicero(player: str) -> None:
     limits, how = PlayConfig(games=2, concurrency=2), CiceroConfig(nonsense=0.0)
     made = model_player(player, "c", negotiator(), limits, 2, 1.0, PlannerConfig(), how, "dond", "compact")
     assert isinstance(made, CiceroAgent) and made.style == "compact"

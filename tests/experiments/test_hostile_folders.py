@@ -420,8 +420,8 @@ def test_links_do_not_lead_what_is_written_elsewhere(run: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["../../evil", "/evil", "a/b"])
-def test_a_run_is_not_called_by_a_path(run: Path, name: str) -> None:
-    """A sweep's report is called by its runs' names."""
+def test_a_run_whose_name_is_a_path_is_refused(run: Path, name: str) -> None:
+    """Reports of sweeps are named after their runs, so that such a name would lead out of the folder."""
     changed(run, lambda settings: settings.update(name=name))
     with pytest.raises(UserError, match="name must be part of a folder's name, without slashes"):
         report.report_sweep([run])

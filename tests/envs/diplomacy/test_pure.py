@@ -106,7 +106,7 @@ def test_a_year_has_a_winner_and_an_end() -> None:
             Pure(bad)
 
 
-def test_everybody_further_round_the_table_is_the_same_game() -> None:
+def test_turning_the_powers_round_the_table_gives_the_same_game() -> None:
     rng = np.random.default_rng(3)
     states = GAME.start(200)
     for _ in range(6):

@@ -323,7 +323,7 @@ def test_a_setting_of_ones_own_term_that_it_was_not_given_needs_a_plus_sign() ->
     assert plan("train", term, "+reward.mine.weight=2").config.reward.mine.weight == 2
 
 
-def test_a_name_under_a_list_is_no_term() -> None:
+def test_a_name_under_a_list_is_refused() -> None:
     with pytest.raises(UserError, match=r"^players\.0 is not a setting; the nearest is players"):
         plan("evaluate", "players.0=base")
     with pytest.raises(UserError, match=r"^base\.lessons\.x is not a setting; the nearest is base\.lessons"):
@@ -389,7 +389,7 @@ def test_a_sweep_under_torchrun_is_refused(cli: Cli, arguments: list[str], monke
     assert (result.status, result.err.count("\n"), result.jobs) == (2, 1, [])
 
 
-def test_one_run_under_torchrun_is_none(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_run_under_torchrun_is_no_sweep(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert len(cli("seed=1").jobs) == len(cli("sweep=arms", "hydra.mode=RUN").jobs) == 1
 

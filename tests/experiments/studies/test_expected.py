@@ -75,7 +75,7 @@ def test_each_seed_is_compared_with_bands_of_the_others() -> None:
     assert leave_one_out(pair, margin=5) == {}
 
 
-def test_who_wins_stands_for_what_is_paid() -> None:
+def test_bands_of_win_rates_replace_those_of_the_score() -> None:
     seeds = {0: {1: 0.5}, 1: {1: 0.6}}
     bands = make_bands({("RL", "game/score"): seeds, ("RL", "game/win_rate/crewmates"): seeds}, margin=5)
     assert [band.metric for band in bands] == ["game/win_rate/crewmates"]

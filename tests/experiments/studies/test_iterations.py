@@ -278,8 +278,9 @@ def test_a_runs_objective_is_that_of_its_evaluation(tmp_path: Path) -> None:
     assert {row["objective"] for row in found} == {"0.5"} and "game/score" in {row["metric"] for row in found}
 
 
-def test_one_policy_before_training_is_no_surer_for_being_many_seeds(tmp_path: Path) -> None:
-    """Standard errors are .2: of a rise by .45 from one policy to three seeds' mean, sqrt(.04 + .04 / 3) = .23."""
+def test_one_base_of_several_seeds_counts_once(tmp_path: Path) -> None:
+    """Each standard error is .2. A rise by .4 from one base to the mean of three seeds has the standard error sqrt(.04
+    + .04 / 3) = .23, and is no certain rise."""
     at = {"games": 100, "game/score": 3.0, "game/score_sd": 2.0}
     assert iterations.error_of_mean("game/score", [at] * 3) == pytest.approx(0.2)
     others = [{**at, "game/score": score} for score in (3.0, 3.1, 3.2)]

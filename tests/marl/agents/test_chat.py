@@ -96,7 +96,7 @@ def test_games_do_not_wait_for_one_another(serve: Callable[[Answering], Server])
 
 
 def packed_answer(server: Server, asked: dict[str, Any], handler: Any) -> None:
-    """Packed, under a charset of nonsense: JSON is UTF-8, and of the headers none says otherwise."""
+    """Sends the answer packed, under a charset that makes no sense: JSON is UTF-8 whatever the headers say."""
     charset = ("hex", "zlib", "base64", "rot13", "idna", "undefined", "utf-32", "no-such")[len(server.asked) % 8]
     said = json.dumps({"choices": [{"message": {"content": "[message] h\u00fcte [END]"}}]}, ensure_ascii=False)
     body = gzip.compress(said.encode())

@@ -139,7 +139,9 @@ def test_both_terms_make_a_language(both: tuple[Policy, Played]) -> None:
 
 
 def test_without_the_terms_play_stays_at_chance(both: tuple[Policy, Played]) -> None:
-    neither = play(train(0, *NEITHER, iterations=6))  # all 40, of five seeds, in test_it_takes_two
+    neither = play(
+        train(0, *NEITHER, iterations=6)
+    )  # all 40, of five seeds, in test_a_language_takes_a_speaker_and_a_listener
     assert abs(neither.accuracy - 0.5) < 0.1 and abs(neither.after - 0.5) < 0.05
     assert both[1].accuracy - neither.accuracy > 0.35
 
@@ -157,8 +159,8 @@ def test_each_estimator_makes_a_language(estimator: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "arm", [BOTH, NEITHER, SPEAKING_ONLY, LISTENING_ONLY], ids=["both", "neither", "speaking", "listening"]
 )
-def test_it_takes_two(arm: tuple[float, float], seed: int) -> None:
-    """A speaker without a listener and a listener without a speaker are as good as nobody."""
+def test_a_language_takes_a_speaker_and_a_listener(arm: tuple[float, float], seed: int) -> None:
+    """Training a speaker without a listener, or a listener without a speaker, leaves play at chance."""
     assert informative(hint_policy(seed)) == pytest.approx(0.5, abs=1e-6)
     played = play(train(seed, *arm))
     if arm == BOTH:

@@ -84,6 +84,6 @@ def test_other_games_are_refused() -> None:
     assert "talk/password" not in password_metrics([silent], np.random.default_rng(0))
 
 
-def test_a_turn_without_words_is_nobodys_form() -> None:
+def test_a_turn_without_words_counts_as_no_form() -> None:
     mute = replace(meeting_game(), turns=(*meeting_game().turns, Turn("player_0", "imposter", 20, TurnKind.SPEAK, "")))
     assert [p.forms for p in speakers([mute])] == [p.forms for p in speakers([meeting_game()])]

@@ -387,7 +387,7 @@ def test_games_needed_is_the_first_number_that_is_enough(a: float, apart: float,
 
 
 @pytest.mark.parametrize("text", ["{}", '{"metrics": {"a": {}}}', '{"metrics": []}', "[" * 100_000], ids=len)
-def test_figures_that_are_none(text: str, tmp_path: Path) -> None:
+def test_damaged_figures_are_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "cell.json").write_text(text)
     with pytest.raises(UserError, match=r"cell\.json"):
         read_figures(tmp_path / "cell.json")

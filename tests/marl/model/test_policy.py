@@ -148,7 +148,7 @@ def test_models_that_bend_their_logits_are_refused_by_name(tmp_path: Path) -> No
     load_lm(save(tmp_path / "plain", plain, None))
 
 
-def test_the_small_model_is_its_seeds_and_leaves_the_global_generator_alone() -> None:
+def test_the_small_model_follows_from_its_seed_alone() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)

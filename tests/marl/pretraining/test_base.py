@@ -280,7 +280,7 @@ def begin(cache: Path, told: Connection) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork")
-def test_where_the_process_that_trains_the_base_dies_another_goes_on(
+def test_another_process_goes_on_if_the_one_that_trains_the_base_dies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(corpus, "CHUNK", 20)
@@ -309,7 +309,7 @@ def test_where_the_process_that_trains_the_base_dies_another_goes_on(
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), policy.parameters(), strict=True))
 
 
-def test_of_many_one_makes_it(tmp_path: Path) -> None:
+def test_only_one_of_many_threads_makes_it(tmp_path: Path) -> None:
     path, made, said = tmp_path / "new" / "thing", [], []
     begun, waiting = threading.Event(), threading.Event()
 

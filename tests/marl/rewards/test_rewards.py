@@ -65,9 +65,9 @@ def test_a_turn_for_which_a_stream_had_no_room_is_paid_nothing() -> None:
 
 # -- speaking of several imposters ----------------------------------------------------------------------------------
 @pytest.mark.parametrize(("answer", "also"), [("red", "pink"), ("pink", "red")])
-def test_whoever_names_the_other_imposter_is_paid_as_much(answer: str, also: str) -> None:
-    """Belief that moves from an innocent one to an imposter is worth the same whichever that is, from the one imposter
-    to the other nothing."""
+def test_belief_in_either_imposter_is_paid_alike(answer: str, also: str) -> None:
+    """Belief that moves from a crewmate to an imposter is paid alike for both imposters. Between the two it is paid
+    nothing."""
     who = Question("who?", ("red", "blue", "pink"), answer, (also,))
     believed = ([0.2, 0.6, 0.2], [0.2, 0.4, 0.4], [0.4, 0.2, 0.4], [0.1, 0.2, 0.7])
     heard = [Belief("b", "crewmate", step, 0, who, np.array(probs)) for step, probs in enumerate(believed)]

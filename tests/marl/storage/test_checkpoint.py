@@ -286,7 +286,7 @@ def test_nothing_is_loaded_from_nothing_and_if_all_are_damaged_all_are_reported(
     assert told[1].endswith("; no checkpoint is left, and the run begins anew")
 
 
-def test_what_a_kill_left_of_a_checkpoint_that_was_to_go_goes(tmp_path: Path) -> None:
+def test_remains_of_checkpoints_after_a_kill_are_deleted(tmp_path: Path) -> None:
     saved(tmp_path, 3)
     (tmp_path / "iteration-000001" / "state.json").unlink()
     shutil.copytree(tmp_path / "iteration-000002", tmp_path / ".iteration-000002.old")
