@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 import conf
 from experiments.setup.spec import run_spec
 
-# Games of Among Us that soon meet a killing, and speak once each of it: most of what a test's run takes is its games.
+# Short games of Among Us with an early kill and one message each: games take most of the time of a test's run.
 BRIEF = ("env.max_steps=24", "env.messages_each=1", "env.cooldown=2")
 
 # Small runs: two seconds each, after four for their base. With fewer games the base says nothing that Deal or No Deal
@@ -34,7 +34,7 @@ AMONG_US = (
     "env=among_us", *SMALL, *BRIEF, "env.tasks=2", "base.games=20", "base.rows=16",
     "base.lessons=[{players:random,steps:1}]",
     "algo.update={learning_rate: 1e-3, rows: null, epochs: 1, minibatches: 2}",
-    "loss.listening.votes=0",  # with votes these few games happen to end without a word
+    "loss.listening.votes=0",  # with votes, these few games happen to have no messages
 )  # fmt: skip
 
 

@@ -157,7 +157,7 @@ def try_checkpoints(of: Checkpoints, scratch: Path, change: tuple[bool, Damage])
     here = scratch / "sealed"
     if not sealed:
         return try_files(of.good, scratch, partial(of.read, sealed=False), done)
-    # Sealed before the look at what is there, because sealing itself writes.
+    # Sealed first, because sealing writes files and `try_files` compares them.
     shutil.rmtree(here, ignore_errors=True)
     shutil.copytree(of.good, here)
     damage(here, done)

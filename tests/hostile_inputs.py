@@ -156,7 +156,7 @@ def set_up(bases: Mapping[str, DictConfig], change: tuple[str, dict[str, Any]]) 
         default = None if added or name.startswith(LESSON) else OmegaConf.select(cfg, name)
         try:
             if wrong_kind(default, value):
-                return "refused"  # as the command line does
+                return "refused"  # as the command line refuses it
             if name.startswith(LESSON):
                 lesson = {"players": "random", "steps": 1, name.removeprefix(LESSON): value}
                 name, value = "base.lessons", [lesson]
@@ -169,7 +169,7 @@ def set_up(bases: Mapping[str, DictConfig], change: tuple[str, dict[str, Any]]) 
             try:
                 train.main(cfg)
             except Accepted:
-                if any(name.lstrip("+").startswith("base.") for name in changes):  # what the base is made of comes next
+                if any(name.lstrip("+").startswith("base.") for name in changes):  # settings of the base are read next
                     parts = run_spec(cfg)
                     base_settings(parts.model, parts.base, parts.env, cfg.data.dond)
                 return "taken"
@@ -184,7 +184,7 @@ COMMANDS: dict[str, Callable[[], Any]] = {
     "conditions": conditions.main, "drift": drift.main, "frontier": frontier.main, "expected": expected.main,
     "crossplay": crossplay.main, "iterations": iterations.main, "benchmark": benchmark.main,
 }  # fmt: skip
-NEEDED = {  # what a command asks for; of what is given twice the later counts
+NEEDED = {  # required settings; a later one replaces an earlier one
     "conditions": ("comparison=dond_pikl",), "frontier": ("data.dond=nowhere",), "expected": ("name=a", "select=run"),
     "crossplay": ("players=[random,scripted]",), "iterations": ("select=run",), "report": ("select=run",),
 }  # fmt: skip
@@ -233,7 +233,7 @@ def command_lines(command: str, needed: list[str]) -> st.SearchStrategy[tuple[st
         *paths(known),
         *(["env", "model", "algo", "ablation", "sweep", "base", "tracker"] if "env" in known else []),
     ]
-    own = st.sampled_from([*known]) | st.sampled_from(names)  # commands beside train have few, and are known by these
+    own = st.sampled_from([*known]) | st.sampled_from(names)  # top-level names come up often
     name = own | st.builds(typo, own, st.integers(0, 999))
     word = st.one_of(
         st.builds("{}={}".format, name, st.sampled_from(WORDS) | TEXT),
@@ -241,6 +241,6 @@ def command_lines(command: str, needed: list[str]) -> st.SearchStrategy[tuple[st
         st.sampled_from(["env=chess", "ablation=ful", "-m", "--cfg=job", "-x", "sweep=dond_ablatoin", "=", "a=b=c"]),
         TEXT,
     )
-    # A flag that is only begun is another one to argparse, and those that show things are no hostile input.
+    # argparse completes abbreviated flags; those that only print something are left out.
     harmless = word.filter(lambda text: not text.startswith(("-h", "--h", "-p", "--p", "-s", "--s", "-e", "--e", "-i")))
     return st.tuples(st.just(command), st.lists(harmless, min_size=1, max_size=3))

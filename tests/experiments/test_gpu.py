@@ -31,7 +31,7 @@ def stages(out: Path, *overrides: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-TWICE = ("deterministic twice", "adapters")  # held by quick tests of train too: test_train.py, test_adapters.py
+TWICE = ("deterministic twice", "adapters")  # also covered by test_train.py and test_adapters.py
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in TWICE)) for n in checks.CHECKS])

@@ -44,7 +44,7 @@ from tests.marl.hint import hint_policy
 from tests.marl.report.test_page import make_run
 from tests.marl.storage.test_checkpoint import seal
 
-SECONDS = 5.0  # of the processor, for one reader: most take a tenth of one, and what grows beyond measure takes hours
+SECONDS = 5.0  # CPU time of one reader: most take a tenth of a second, reading without limits takes hours
 CHECKPOINT = "checkpoints/iteration-000001"
 OF_PAGES = ("run.json", "evaluation.json", "metrics.jsonl", "timing.jsonl", "episodes/trained.jsonl")
 
@@ -192,7 +192,7 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
     "link to itself": lambda path: linked(path, path),
     "folder": lambda path: (path.unlink(), path.mkdir()),
 }
-HARMLESS = ("torn", "empty")  # of lines the last may be torn, and files without one are whole
+HARMLESS = ("torn", "empty")  # of JSON lines: the last line may be torn, and no lines are fine
 
 
 @pytest.mark.parametrize(

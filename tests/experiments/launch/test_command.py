@@ -160,7 +160,7 @@ class Cli:
     ("overrides", "weight"),
     [
         ([], 0.5),
-        (["note=data"], 1.0),  # the toy command says: note implies ablation=full
+        (["note=data"], 1.0),  # by the toy command, `note` implies ablation=full
         (["note=null"], 0.5),
         (["note=data", "ablation=none"], 0.5),
         (["-m", "note=data", "ablation=none"], 0.5),
@@ -212,7 +212,7 @@ def test_sweeps_run_the_product_of_all_choices(cli: Cli) -> None:
 def test_a_sweep_ends_with_what_its_jobs_made(cli: Cli) -> None:
     assert cli("-m", "seed=2,1").ended == [[Path("run-2"), Path("run-1")]]
     assert cli("seed=2").ended == []  # no sweep
-    result = cli("-m", "seed=98,7,99")  # the second fails, and then what is done with the others
+    result = cli("-m", "seed=98,7,99")  # the second job fails; the others still end the sweep
     assert result.ended == [[Path("run-98"), Path("run-99")]] and result.status == 1
     assert result.err.splitlines()[1:] == ["there is no room: make some.", "Failed jobs: 1 (seed=7)."]
     assert cli("-m", "seed=7").ended == []
@@ -568,7 +568,7 @@ def test_null_is_taken_wherever_a_comment_says_what_it_means() -> None:
         ),
         ("train env=null", "env=null does not fit: choose one of among_us, diplomacy, dond."),
         ("train -m tracker=jsonl,null", "tracker=null does not fit: choose one of jsonl, wandb."),
-        # names are as long as their bytes, and every choice of a sweep is looked at before its first job
+        # lengths count bytes, and all choices of a sweep are checked before its first job
         (f"train -m name=a,'{'木' * 67}'", f"name={'木' * 60}...: 201 {MANY}"),
         (f"crossplay players=[a,b] name={'c' * 201}", f"name={'c' * 60}...: 201 {MANY}"),
         (f"evaluate players=[{'e' * 300},base]", f"players={'e' * 60}...: {LONG}"),

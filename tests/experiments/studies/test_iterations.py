@@ -36,12 +36,12 @@ def test_the_correlation_is_that_of_all_single_scores() -> None:
 @pytest.mark.parametrize(
     ("means", "error", "expected"),
     [
-        ([1, 3, 5, 7], 0.1, 30),  # to the end
+        ([1, 3, 5, 7], 0.1, 30),  # rises to the end
         ([1, 3, 5, 5.1, 5.2], 0.1, 20),
         ([1, 3, 5, 5.1, 5.3], 0.1, 30),  # .3 is more than 1.96 * .1414, .2 is not
-        ([5, 3, 1], 0.1, 0),  # never above where it began
-        ([1, 5, 3, 4], 0.1, 10),  # its best, though worse ones follow
-        ([1, 3, 5], 9.0, 0),  # nothing can be told from noise
+        ([5, 3, 1], 0.1, 0),  # never above its start
+        ([1, 5, 3, 4], 0.1, 10),  # the best, though worse ones follow
+        ([1, 3, 5], 9.0, 0),  # no rise beyond the noise
     ],
 )
 def test_a_plateau_is_what_no_later_iteration_beats(means: list[float], error: float, expected: int) -> None:
@@ -183,7 +183,7 @@ def test_arms_are_compared_at_equal_games_and_at_equal_compute(tmp_path: Path) -
     for seed, end in enumerate((8, 5, 6)):
         rising = [1 + i * (end - 1) / 10 for i in range(11)]
         run(tmp_path, f"x-full-{seed}", "full", seed, rising, games=100, tokens=500_000)
-    run(tmp_path, "x-other", "alone", 0, [1, 2], objective=0.0)  # another objective holds nobody
+    run(tmp_path, "x-other", "alone", 0, [1, 2], objective=0.0)  # runs of another objective do not count
     found = by_name(collect(tmp_path) / "iterations_summary.csv", "objective", "arm", "figure")
 
     def mean(arm: str, figure: str) -> float:
@@ -261,12 +261,12 @@ def test_a_file_that_no_run_could_have_left_is_refused(lines: str, said: str, tm
 def test_what_is_published_says_what_made_it_and_keeps_its_name(tmp_path: Path) -> None:
     run(tmp_path, "x-0", "a", 0, [1, 2])
     out = collect(tmp_path, "name=starts", f"publish={tmp_path / 'page'}", drawn=True)
-    assert json.loads((out / "cards.jsonl").read_text())["command"] == "train.py"  # no places of this machine
+    assert json.loads((out / "cards.jsonl").read_text())["command"] == "train.py"  # no paths of this machine
     made = {path.name for path in out.glob("starts*")}
     assert made == {"starts.csv.gz", "starts_by_arm.csv.gz", "starts_summary.csv", "starts.svg"}
     for path in (*out.glob("starts_*"), out / "starts.svg"):
         path.unlink()
-    iterations.main(settings(f"data={out / 'starts.csv.gz'}"))  # made again, and no other table's
+    iterations.main(settings(f"data={out / 'starts.csv.gz'}"))  # drawn again, under the same names
     assert {path.name for path in out.iterdir()} == made | {"cards.jsonl"}
 
 

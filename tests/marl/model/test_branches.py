@@ -156,8 +156,8 @@ def test_in_the_stream_letters_are_asked_for_in_a_users_turn() -> None:
 @pytest.mark.parametrize(
     ("question", "chat_template", "said"),
     [
-        (LETTERED, UNCUED, "[INST] Points? [/INST]"),  # nothing begins this model's own turn
-        (LETTERED, None, "\nPoints?"),  # no turns at all
+        (LETTERED, UNCUED, "[INST] Points? [/INST]"),  # no cue begins the model's turn
+        (LETTERED, None, "\nPoints?"),  # a model without turns
         (
             replace(LETTERED, letters=False), CHATML, "<|im_start|>user\nPoints?"
             + "".join(f"\n{letter}) {number}" for letter, number in zip("ABCDEFGHIJK", NUMBERS, strict=True))

@@ -249,12 +249,12 @@ def with_ends(folder: Path, **named: object) -> Policy:
     [
         (513, None, {0, 513}),  # there is no generation_config.json
         ([512, 513], None, {0, 512, 513}),
-        (513, 512, {0, 512}),  # as `generate` of transformers takes them
+        (513, 512, {0, 512}),  # as in `generate` of transformers
         (512, [512, 513], {0, 512, 513}),
-        (513, [512, 512, 99_999, -1], {0, 512}),  # ids without a token end nothing
+        (513, [512, 512, 99_999, -1], {0, 512}),  # ids without a token do not count
         (513, ..., {0}),
         (..., ..., {0}),
-        (..., None, {0}),  # not the default of the model's kind, which is another vocabulary's
+        (..., None, {0}),  # the default of the model's kind is for another vocabulary
     ],
 )  # fmt: skip
 def test_the_generation_config_names_the_ends_and_where_there_is_none_the_models(
