@@ -52,7 +52,8 @@ def run(
     runs: Path, name: str, arm: str, seed: int, scores: list[float], objective: float = 1.0,
     points: list[float] | None = None, tokens: int = 0, games: int = 500, **more: float,
 ) -> None:  # fmt: skip
-    """A finished run as far as this is read of it: evaluations of 100 games, half of which end in a deal."""
+    """Writes the files of a finished run that the command reads: evaluations of 100 games, half of which end in a
+    deal."""
     folder = runs / name
     folder.mkdir()
     config = {"env": {"game": "dond", "objective": objective}, "algo": {"games": games}, "arm": arm, "seed": seed}

@@ -148,7 +148,7 @@ def finish_game(
 
 
 def fits(page: Any) -> bool:
-    """Tells whether nothing is cut off at the side."""
+    """Returns whether nothing is cut off at the side."""
     return bool(page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"))
 
 
@@ -169,7 +169,7 @@ def version(page: Any) -> str:
 
 
 def changed(page: Any, before: str) -> None:
-    """Waits until the table is another one."""
+    """Waits until the table has changed."""
     page.wait_for_function(
         "before => document.querySelector('[data-state]').dataset.version !== before", arg=before, timeout=30000
     )

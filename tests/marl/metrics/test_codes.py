@@ -46,7 +46,8 @@ def test_without_a_code_it_is_found_at_the_stated_rate() -> None:
 
 
 def meeting(password: bool, seed: int) -> Episode:
-    """`meeting_game` in which the crew says a password, or what the imposter says, and votes for who does not."""
+    """Returns `meeting_game` with other words: the crew says a password if there is one, and everybody else says
+    anything."""
     game = meeting_game(seed)
     rng = np.random.default_rng(seed)
     text = ["i saw nothing", "i was in {}", "did anyone see {}"]

@@ -178,7 +178,7 @@ def test_statistics_over_seeds_are_of_arms_that_have_several() -> None:
 
 
 def test_bootstrap_of_a_difference_pairs_games_of_one_seed() -> None:
-    """Luck that a game brings to both arms is gone, luck of a seed and of a game in the difference is not."""
+    """Luck that a game brings to both arms cancels out. Luck of a seed, and of a game in the difference, does not."""
     rng = generator(9)
     luck, lead = rng.normal(size=(3, 50)), np.array([[0.5], [1.0], [1.5]]) + 0.1 * rng.normal(size=50)
     mine = [ArmRun("a", seed, {}, {"score": list(x)}) for seed, x in enumerate(luck + lead)]
@@ -314,7 +314,7 @@ def test_arm_differences_pair_by_seed() -> None:
 
 
 def test_arms_of_one_seed_are_paired_by_game() -> None:
-    """Games differ by 10 from one another, and the arms by 1 or 2 in each of them."""
+    """Scores differ by 10 between games, but the arms differ by 1 or 2 in each game."""
     luck = 10.0 * np.arange(50)
     scores = {"full": luck + np.tile([1.0, 2.0], 25), "none": luck}
     arms = [

@@ -121,7 +121,8 @@ def test_a_model_of_another_kind_is_refused_by_its_configuration(tmp_path: Path)
 
 
 def test_what_is_no_causal_model_is_refused_by_name(tmp_path: Path) -> None:
-    """XLM sees what comes later unless told not to, and RemBERT's output layer reads something else than the states."""
+    """XLM sees later tokens unless told not to, and the output layer of RemBERT reads something else than the
+    states."""
     tokenizer = hf_tokenizer()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -216,10 +216,8 @@ def test_alternating_learners_stand_still_while_the_other_learns() -> None:
 
 
 class Spoiled:
-    """A frozen player whose own records are worthless: what it sampled, with which odds and values, what it read.
-
-    What others can feel of it stays: its words and its beliefs.
-    """
+    """A frozen player whose own records are spoiled: what it sampled, log-probabilities, values, and what it read. Its
+    words and beliefs, which others depend on, stay."""
 
     def __init__(self, player: ModelAgent) -> None:
         self.player, self.name, self.tokens = player, player.name, player.tokens

@@ -92,7 +92,7 @@ def ppo(
 
 
 def test_each_part_of_training_has_its_own_seed() -> None:
-    """Another order of rows changes what is learned from the same games; other draws change these, not their deals."""
+    """Another order of rows learns otherwise from the same games. Other draws play the same deals otherwise."""
     found = []
     for seeds in (Seeds.of(4), Seeds.of(4), Seeds(4, None, 5), Seeds(4, 0, 4), Seeds(5, None, 4)):
         policy, seen = hint_policy(0), list[Episode]()
@@ -162,7 +162,7 @@ def test_a_continued_run_is_the_run_that_was_never_stopped(tmp_path: Path) -> No
 
 
 def steps(policy: Policy, optimizer: Optimizer, count: int) -> None:
-    """Some steps of no meaning that need the optimiser's memory."""
+    """Takes some steps that need the optimiser's memory."""
     for i in range(count):
         optimizer.zero_grad()
         sum((p * (i + 1)).pow(2).sum() for p in policy.parameters()).backward()  # type: ignore[union-attr]
@@ -296,7 +296,7 @@ def test_remains_of_checkpoints_after_a_kill_are_deleted(tmp_path: Path) -> None
 
 
 def seal(folder: Path) -> None:
-    """Makes the checksums those of the files as they are, as another version of this project would leave them."""
+    """Makes the checksums fit the files as they are, as another version of this project would leave them."""
     sums = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir() if p.name != "checksums.json"}
     (folder / "checksums.json").write_text(json.dumps(sums))
 
