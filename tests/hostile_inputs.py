@@ -40,7 +40,7 @@ SPEECH = st.lists(
 
 
 def negotiate(game: tuple[str, int, list[tuple[str, str]]]) -> str:
-    """Plays both players' replies, whoever's turn it is. A refused reply is told to its player alone."""
+    """Plays the replies of both players, in turn. Refusals are told to the player who replied alone."""
     style, seed, replies = game
     env, refused = dond_v0.parallel_env(style=style, max_entries=12, max_message_chars=50), False
     seen, infos = env.reset(seed=seed)
@@ -58,7 +58,8 @@ def negotiate(game: tuple[str, int, list[tuple[str, str]]]) -> str:
 
 
 def deceive(game: tuple[str, int, list[list[str | int]]]) -> str:
-    """Plays the replies, one for each seat and step; a number is one of the options, and a missing one no reply."""
+    """Plays the replies, one for each seat and step. A number stands for one of the options, and a missing reply for
+    none."""
     style, seed, steps = game
     env, refused = among_us_v0.parallel_env(style=style, max_steps=40, tasks=2, cooldown=1), False
     seen, infos = env.reset(seed=seed)

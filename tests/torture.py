@@ -119,7 +119,7 @@ def wait(child: int, seconds: float) -> int | None:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Digests of all that a run, and its base, leave, without what tells the time."""
+    """Digests of all files of a run and its base, without those that tell the time."""
     found = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in TIMES and p.suffix != ".lock"):
         name = str(path.relative_to(folder))
@@ -213,7 +213,7 @@ def always(cfg: DictConfig, metric: str) -> bool:
 
 
 def finish(cfg: DictConfig, log: Path) -> None:
-    """Lets a run go to its end. RuntimeError where it has none, within the hour."""
+    """Lets a run go to its end. Raises RuntimeError if it fails, or takes more than an hour."""
     child = start(cfg, log)
     if (status := wait(child, 3600)) is None:
         os.killpg(child, signal.SIGKILL)

@@ -433,7 +433,7 @@ def test_a_count_that_is_chosen_is_the_count(serve: Callable[[Answering], Server
 def test_a_placeholder_for_a_key_is_no_secret(
     serve: Callable[[Answering], Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Words that stand for a key where the endpoint wants none may be said."""
+    """Words that stand for a key, if the endpoint needs none, may be printed."""
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     server = serve(lambda server, body, handler: handler.say("[message] I want none of the books [END]"))
     assert play(agent_of(server.url), games=1)[0].turns[0].message == "I want none of the books"

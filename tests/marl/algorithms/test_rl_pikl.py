@@ -106,8 +106,8 @@ def test_a_claim_is_worth_what_its_plan_expected() -> None:
 
 
 def test_a_vote_is_worth_what_its_plan_expected() -> None:
-    """Votes expected to eject the imposter with 3/4 and 1/4, of which the first did, for a reward of 1; after the other
-    the game went on and paid 1/2, or nothing."""
+    """Plans expect the two votes to eject the imposter with 3/4 and 1/4. The first vote did, for a reward of 1; after
+    the other the game went on and paid 1/2, or nothing."""
 
     def game(plan: tuple[float, ...], ending: str, paid: float) -> Episode:
         planned = replace(PLANNED, plan=plan, values=(1.0, 0.0, 0.0), played=True)

@@ -1,4 +1,4 @@
-"""A probe finds a lie that the state holds, and nothing where there is none."""
+"""A probe finds lies that the state holds, and nothing if it holds none."""
 
 from dataclasses import replace
 from types import SimpleNamespace

@@ -283,8 +283,8 @@ def test_a_share_that_all_seeds_agree_on_is_not_certain() -> None:
 
 
 def test_rounding_does_not_make_seeds_that_agree_certain() -> None:
-    """One of 300 games in each of three seeds, in six digits as published, of which the mean is another number; and a
-    chance of 1/3 by rule, whose resampled means differ in the last digit."""
+    """One case is 1 of 300 games in each of three seeds, published with six digits, so that their mean differs from
+    each. The other is a chance of 1/3 by rule, whose resampled means differ in the last digit."""
     figures = {"errors/aborted": Interval(0.00333333, 0.000588709, 0.0186287, 300)}
     figures["vote/chance"] = Interval(1 / 3, 1 / 3 - 1e-16, 1 / 3 + 1e-16, 300)
     figures["talk/inverted_chance"] = Interval(0.0491671, 0.0481, 0.0502, 300)  # a mean, not a share of games

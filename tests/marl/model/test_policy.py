@@ -232,7 +232,8 @@ def test_a_loaded_model_has_rows_for_all_that_streams_hold(word: str, chat: bool
 
 
 def with_ends(folder: Path, **named: object) -> Policy:
-    """A model whose files (`config`, `generation_config`) name these ends of sequence, `...` for none at all."""
+    """Saves a model whose files (`config`, `generation_config`) name these ends of sequence; `...` leaves the setting
+    out, None the file."""
     tokenizer = hf_tokenizer(None)
     tokenizer.add_tokens([AddedToken(mark, special=True) for mark in ("<|end|>", "<|eom|>")])
     name = save(folder, random_lm("llama", len(tokenizer)), tokenizer)

@@ -60,7 +60,7 @@ def apart(a: Policy, b: Policy) -> float:
 
 
 def asked_rarely(batch: TokenBatch) -> TokenBatch:
-    """The batch with the questions of its first rows alone, so that many passes have none."""
+    """Returns the batch with the questions of its first rows alone, so that many passes have none."""
     keep = batch.row < 4
     fields = {name: getattr(batch, name)[keep] for name in ("row", "position", "candidates", "answer", "vote", "also")}
     return TokenBatch(**{**vars(batch), **fields})

@@ -245,7 +245,7 @@ def test_an_edited_file_of_contexts_makes_another_base(tmp_path: Path, monkeypat
 
 
 def test_words_are_of_speech_alone() -> None:
-    """Moves and votes, which are most replies in Among Us, are no words."""
+    """Moves and votes, most of the replies in Among Us, do not count as words."""
     env = env_maker({"game": "among_us", "style": "compact", "players": 5, "max_steps": 80})
     tokens = Tokens(train_tokenizer(scripted_texts("among_us", [env], 0, games=4), COMPACT_TOKENS, 1024))
     blank = Policy(tiny_lm(tokens.size, hidden_size=16, layers=1, heads=2, intermediate_size=32), tokens)

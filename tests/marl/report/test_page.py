@@ -510,7 +510,7 @@ OWN_TERMS = {
 
 
 def with_terms(run: Path, **config: Any) -> Path:
-    """The run, whose settings are changed and which logged terms of its own."""
+    """Changes the settings of a run and logs terms of the user's own for it."""
     change(run, **config)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     own = {"loss/doubt": 0.7, "reward/short": -0.1}

@@ -55,7 +55,8 @@ def test_payments_go_to_the_latest_turn() -> None:
 
 
 def test_a_turn_for_which_a_stream_had_no_room_is_paid_nothing() -> None:
-    """No token of it could learn from the payment, so the last turn that has tokens gets it; scripts have none."""
+    """The turn has no tokens that could learn from the payment, so the last turn with tokens gets it. Scripts have no
+    tokens."""
     spoken = replace(turn("a", 0), start=3, reply_ids=(7, 8))
     outgrown = replace(turn("a", 1), start=9)
     assert outgrown.outgrown and not spoken.outgrown and not turn("a", 1).outgrown
@@ -172,7 +173,7 @@ def test_rewards_are_filled_in_by_name_and_unweighted() -> None:
 
 @dataclass(frozen=True)
 class Returns:
-    """A reward of somebody's own, which returns this."""
+    """A user's own reward, which returns this."""
 
     returned: Any
     weight: float = 1.0

@@ -30,7 +30,7 @@ def between(one: Agent, other: Agent) -> Cast:
 
 
 class Noting:
-    """A scripted player that notes all that it reads."""
+    """A scripted player that notes everything it reads."""
 
     def __init__(self, player: Player, read: list[str]) -> None:
         self.player, self.read = player, read

@@ -1,4 +1,4 @@
-"""Belief questions about what nobody knows yet: what will the speaker do? The answer comes with the deed."""
+"""Belief questions about the future: what will the speaker do? The answer comes with the deed."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -107,7 +107,7 @@ def test_each_part_of_training_has_its_own_seed() -> None:
 
 
 def test_a_continued_run_knows_the_running_means_of_returns(tmp_path: Path) -> None:
-    """algo.advantage=rae: they are noted in the checkpoint, and none of their digits is lost."""
+    """Checkpoints of algo.advantage=rae keep the running means with all their digits."""
     config = PPOConfig(
         iterations=4, games=12, concurrency=8, max_new_tokens=2, context=32, advantage="rae", update=UPDATE
     )
