@@ -1,4 +1,4 @@
-"""Runs with an adapter: what they leave, that they go on to the bit, and who plays with them."""
+"""Runs with an adapter: what they leave, that they resume to the last bit, and who plays with them."""
 
 import json
 from pathlib import Path

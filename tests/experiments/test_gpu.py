@@ -43,7 +43,7 @@ def test_a_processor_passes_every_check(name: str) -> None:
 
 
 def test_a_sampler_that_is_off_by_little_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A learner that moved after it played, as a stale copy of weights would show."""
+    """The learner moved after it had played, so that it looks as if stale weights had played."""
     right = checks.play
 
     def stale(policy: Any, *args: Any, **settings: Any) -> Any:

@@ -318,7 +318,7 @@ def test_seeds_of_a_single_arm_are_published_one_after_another(tmp_path: Path) -
 
 @pytest.mark.parametrize("last", ["mute", "full"])
 def test_the_base_of_muted_players_keeps_its_games_among_earlier_runs(last: str, tmp_path: Path) -> None:
-    """The base of both arms plays other games where nobody may speak, and files do not tell in which an arm did."""
+    """The base of both arms plays other games if nobody may speak, and the files do not tell of which arm they are."""
     for seed in (0, 1):
         for arm in ("full", "mute"):
             run = make_run(

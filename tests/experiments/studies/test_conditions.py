@@ -63,7 +63,7 @@ def study(runs: Path, *overrides: str, named: dict | None = None) -> DictConfig:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two seeds of one arm from one base, and a run that stands for another arm."""
+    """Runs of two seeds of one arm from one base, and a copy that stands for another arm."""
     folder = tmp_path_factory.mktemp("runs")
     with without_pages():
         for seed in (0, 1):
@@ -91,7 +91,7 @@ def run_of(runs: Path, arm: str, seed: int) -> Path:
 
 
 def of_run(cells: dict[str, dict], run: Path, **wanted: object) -> dict[str, dict]:
-    """The metrics of the run's one cell with such settings."""
+    """Returns the metrics of the run's only cell with these settings."""
     (found,) = (
         cell["metrics"]
         for name, cell in cells.items()

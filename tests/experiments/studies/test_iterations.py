@@ -154,7 +154,7 @@ def by_name(path: Path, *names: str) -> dict[tuple[str, ...], dict[str, str]]:
 
 
 def test_intervals_of_one_policy_are_over_its_games_and_of_shares_within_0_and_1(tmp_path: Path) -> None:
-    """Seeds start from one base, which plays the same games: that says nothing of how seeds differ."""
+    """All seeds start from one base, which plays the same games, so its interval cannot be over seeds."""
     for seed, (end, inverted) in enumerate([(0.99, 0.0), (1.0, 0.3), (0.9, 0.0)]):
         run(tmp_path, f"x-{seed}", "cloned", seed, [8.08, 9 + seed])
         path = tmp_path / f"x-{seed}" / "metrics.jsonl"
@@ -176,8 +176,8 @@ def test_intervals_of_one_policy_are_over_its_games_and_of_shares_within_0_and_1
 
 
 def test_arms_are_compared_at_equal_games_and_at_equal_compute(tmp_path: Path) -> None:
-    """filtered_bc: 4 rounds of 500 games, a million tokens a round, each played once and learned from in 3 passes
-    (4,000 thousand passes a round); full: 10 rounds of 100 games, half a million tokens."""
+    """filtered_bc plays 4 rounds of 500 games and a million tokens, each played once and learned from in 3 passes (4
+    million token passes a round). full plays 10 rounds of 100 games and half a million tokens."""
     cloned = ([1, 3, 5, 6, 8], [2, 4, 6, 8, 9])
     for seed, scores in enumerate(cloned):
         run(tmp_path, f"x-{seed}", "filtered_bc", seed, scores, tokens=1_000_000)
