@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 import conf
 from experiments.setup.spec import run_spec
 
-# Games of Among Us that soon meet a killing, and speak once each of it: most of what a test's run takes is its games.
+# Short games of Among Us with an early kill and one message each: games take most of the time of a test's run.
 BRIEF = ("env.max_steps=24", "env.messages_each=1", "env.cooldown=2")
 
 SHAPE = ("model.hidden_size=32", "model.layers=1", "model.intermediate_size=64")
@@ -38,7 +38,7 @@ AMONG_US_BASE = (  # runs with these share a base, where they share `bases`
 AMONG_US = (
     *AMONG_US_BASE, *(each for each in SMALL if each not in SHAPE),
     "algo.update={learning_rate: 1e-3, rows: null, epochs: 1, minibatches: 2}",
-    "loss.listening.votes=0",  # with votes these few games happen to end without a word
+    "loss.listening.votes=0",  # with votes, these few games happen to have no messages
 )  # fmt: skip
 
 
@@ -64,7 +64,7 @@ def parsed(override: str) -> Override:
 
 
 def copied(pickled: bytes) -> DictConfig:
-    """Returns a configuration of one's own, five times as fast as copy.deepcopy."""
+    """Returns a copy of a configuration, five times as fast as copy.deepcopy."""
     cfg: DictConfig = pickle.loads(pickled)
     return cfg
 
@@ -84,7 +84,7 @@ def cases(table: str) -> pytest.MarkDecorator:
 
 
 def chooses_file(key: str) -> bool:
-    """Returns whether this names a group of files, and not a setting."""
+    """Returns whether an override chooses a file of a group, and does not change a setting."""
     return "/" in key or (Path(str(conf.__file__)).parent / key.partition("@")[0]).is_dir()
 
 

@@ -153,7 +153,7 @@ class Result:
 
 
 def try_kind(kind: Kind, count: int, seed: int) -> Result:
-    """Tries so many inputs; of those that break something, one way or another, the smallest that are found are kept."""
+    """Tries this many inputs. Of those that break something, the smallest that are found are kept, one for each way."""
     outcomes: Counter[str] = Counter()
 
     @hypothesis.seed(seed)
@@ -179,7 +179,7 @@ def try_kind(kind: Kind, count: int, seed: int) -> Result:
 
 
 def explained(error: BaseException) -> str:
-    """The input, which hypothesis notes, and the last places before the error."""
+    """Returns the input, which hypothesis notes, and the last lines of the traceback."""
     return "".join([*getattr(error, "__notes__", ()), "\n", *traceback.format_exception(error, limit=-3, chain=False)])
 
 

@@ -103,8 +103,10 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def try_files(good: Path, scratch: Path, read: Callable[[Path], str], done: Any, sealed: Sequence[str] = ()) -> str:
-    """Reads a damaged copy of a good folder, which says what came of it or refuses; the copy stays as it is. `sealed`:
-    folders in it whose checksums fit whatever is damaged."""
+    """Reads a damaged copy of a good folder. Returns what the reader said, and checks that the copy stays as it is.
+
+    `sealed`: folders in it whose checksums fit whatever is damaged.
+    """
     here = scratch / "here"
     shutil.rmtree(here, ignore_errors=True)
     shutil.copytree(good, here)
@@ -136,7 +138,7 @@ def read_context_file(folder: Path) -> str:
 
 
 def tensors_of(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Copies of all that a checkpoint holds of a learner."""
+    """Copies all tensors that a checkpoint holds of a learner."""
     moments = {f"optimizer.{name}": tensor.clone() for name, tensor in optimizer_tensors(optimizer).items()}
     return {**{name: tensor.clone() for name, tensor in policy.state_dict().items()}, **moments}
 
@@ -185,7 +187,7 @@ def try_checkpoints(of: Checkpoints, scratch: Path, change: tuple[bool, Damage])
     here = scratch / "sealed"
     if not sealed:
         return try_files(of.good, scratch, partial(of.read, sealed=False), done)
-    # Sealed before the look at what is there, because sealing itself writes.
+    # Sealed first, because sealing writes files and `try_files` compares them.
     shutil.rmtree(here, ignore_errors=True)
     shutil.copytree(of.good, here)
     damage(here, done)
@@ -197,7 +199,7 @@ def try_checkpoints(of: Checkpoints, scratch: Path, change: tuple[bool, Damage])
 
 
 def read_player(folder: Path, game: str = "dond") -> str:
-    """A finished run as a player, and as one of those that are measured. Each reader by itself may refuse it."""
+    """Reads a finished run as a player, and as one of those that are measured. Each reader may refuse it."""
     return read_by(
         lambda: run_policy(str(folder), game, torch.device("cpu")),
         lambda: entrants.as_in_runs(OmegaConf.create(), [str(folder)]),
@@ -302,7 +304,7 @@ RUN = {
 
 
 def read_folder(folder: Path) -> str:
-    """All readers of a run's folder and of the files beside a table. Each by itself may refuse what it reads."""
+    """Reads a run's folder with all readers, and the files beside a table. Each may refuse what it reads."""
     with redirect_stdout(io.StringIO()):
         return read_by(*(partial(read, folder) for read in (read_run_card, of_the_page, curves_on, expectation)))
 
@@ -313,7 +315,7 @@ def of_the_page(folder: Path) -> None:
 
 
 def curves_on(folder: Path) -> None:
-    """A run goes on with its metrics: on a copy, because it cuts what comes after the checkpoint."""
+    """Resumes the metrics of a run, on a copy, because resuming cuts off the lines behind the checkpoint."""
     copy = folder.with_name("copy")
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(folder, copy)

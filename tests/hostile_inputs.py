@@ -40,7 +40,7 @@ SPEECH = st.lists(
 
 
 def negotiate(game: tuple[str, int, list[tuple[str, str]]]) -> str:
-    """Plays both players' replies, whoever's turn it is. A refused reply is told to its player alone."""
+    """Plays the replies of both players, in turn. Refusals are told to the player who replied alone."""
     style, seed, replies = game
     env, refused = dond_v0.parallel_env(style=style, max_entries=12, max_message_chars=50), False
     seen, infos = env.reset(seed=seed)
@@ -58,7 +58,8 @@ def negotiate(game: tuple[str, int, list[tuple[str, str]]]) -> str:
 
 
 def deceive(game: tuple[str, int, list[list[str | int]]]) -> str:
-    """Plays the replies, one for each seat and step; a number is one of the options, and a missing one no reply."""
+    """Plays the replies, one for each seat and step. A number stands for one of the options, and a missing reply for
+    none."""
     style, seed, steps = game
     env, refused = among_us_v0.parallel_env(style=style, max_steps=40, tasks=2, cooldown=1), False
     seen, infos = env.reset(seed=seed)
@@ -156,7 +157,7 @@ def set_up(bases: Mapping[str, DictConfig], change: tuple[str, dict[str, Any]]) 
         default = None if added or name.startswith(LESSON) else OmegaConf.select(cfg, name)
         try:
             if wrong_kind(default, value):
-                return "refused"  # as the command line does
+                return "refused"  # as the command line refuses it
             if name.startswith(LESSON):
                 lesson = {"players": "random", "steps": 1, name.removeprefix(LESSON): value}
                 name, value = "base.lessons", [lesson]
@@ -169,7 +170,7 @@ def set_up(bases: Mapping[str, DictConfig], change: tuple[str, dict[str, Any]]) 
             try:
                 train.main(cfg)
             except Accepted:
-                if any(name.lstrip("+").startswith("base.") for name in changes):  # what the base is made of comes next
+                if any(name.lstrip("+").startswith("base.") for name in changes):  # settings of the base are read next
                     parts = run_spec(cfg)
                     base_settings(parts.model, parts.base, parts.env, cfg.data.dond)
                 return "taken"
@@ -184,7 +185,7 @@ COMMANDS: dict[str, Callable[[], Any]] = {
     "conditions": conditions.main, "drift": drift.main, "frontier": frontier.main, "expected": expected.main,
     "crossplay": crossplay.main, "iterations": iterations.main, "benchmark": benchmark.main,
 }  # fmt: skip
-NEEDED = {  # what a command asks for; of what is given twice the later counts
+NEEDED = {  # required settings; a later one replaces an earlier one
     "conditions": ("comparison=dond_pikl",), "frontier": ("data.dond=nowhere",), "expected": ("name=a", "select=run"),
     "crossplay": ("players=[random,scripted]",), "iterations": ("select=run",), "report": ("select=run",),
 }  # fmt: skip
@@ -233,7 +234,7 @@ def command_lines(command: str, needed: list[str]) -> st.SearchStrategy[tuple[st
         *paths(known),
         *(["env", "model", "algo", "ablation", "sweep", "base", "tracker"] if "env" in known else []),
     ]
-    own = st.sampled_from([*known]) | st.sampled_from(names)  # commands beside train have few, and are known by these
+    own = st.sampled_from([*known]) | st.sampled_from(names)  # top-level names come up often
     name = own | st.builds(typo, own, st.integers(0, 999))
     word = st.one_of(
         st.builds("{}={}".format, name, st.sampled_from(WORDS) | TEXT),
@@ -241,6 +242,6 @@ def command_lines(command: str, needed: list[str]) -> st.SearchStrategy[tuple[st
         st.sampled_from(["env=chess", "ablation=ful", "-m", "--cfg=job", "-x", "sweep=dond_ablatoin", "=", "a=b=c"]),
         TEXT,
     )
-    # A flag that is only begun is another one to argparse, and those that show things are no hostile input.
+    # argparse completes abbreviated flags; those that only print something are left out.
     harmless = word.filter(lambda text: not text.startswith(("-h", "--h", "-p", "--p", "-s", "--s", "-e", "--e", "-i")))
     return st.tuples(st.just(command), st.lists(harmless, min_size=1, max_size=3))

@@ -29,7 +29,7 @@ def name_of(path: Path) -> str:
 
 @cache
 def imported(path: Path) -> set[str]:
-    """Dotted names of all that a file imports, at any depth of its code: modules, and names taken out of them."""
+    """Dotted names of everything that a file imports, anywhere in its code: modules, and names taken from them."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

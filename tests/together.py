@@ -1,4 +1,4 @@
-"""Several processes of one test, which start fast: they have what this one has imported."""
+"""Several processes for one test. They start fast, because they share what this one has imported."""
 
 from collections.abc import Callable
 from typing import Any

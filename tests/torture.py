@@ -43,7 +43,7 @@ SMALL = (
     "model.intermediate_size=64", "algo.iterations=4", "algo.games=8", "algo.concurrency=8", "algo.max_new_tokens=12",
     "eval.games=4", "eval.every=1", "eval.final_games=8", "checkpoint.every=1",
 )  # fmt: skip
-# With fewer steps nobody says a word that the game accepts, every game is aborted, and nothing is learned from any.
+# With fewer steps the game accepts no word of the model: every game is aborted, and teaches nothing.
 TALKING = ("env=dond", "base.games=200", "base.rows=2", "base.learning_rate=1e-2")
 AMONG_US = (
     "env=among_us", "env.max_steps=60", "env.tasks=2", "env.cooldown=3", "base.games=20", "base.rows=16",
@@ -51,14 +51,14 @@ AMONG_US = (
 )  # fmt: skip
 KINDS = {
     "ppo": (*TALKING, "algo=ppo", "loss.imitation.weight=0.1"),
-    "filtered_bc": (*TALKING, "algo=filtered_bc", "algo.keep=all"),  # so small a base hardly ever agrees
-    # Muon, renamed rows, separate credit; what came after a checkpoint is done again
+    "filtered_bc": (*TALKING, "algo=filtered_bc", "algo.keep=all"),  # keep=all: so small a base hardly ever agrees
+    # Muon, renamed rows, separate credit; the iteration after a checkpoint is done again
     "ppo_among_us": (*AMONG_US, "algo=ppo", "checkpoint.every=2", "checkpoint.keep=1", "eval.every=3"),
     "ppo_two_learners": (*AMONG_US, "algo=ppo", "cast.imposter.player=rival", "algo.alternate=2"),
-    "filtered_bc_among_us": (*AMONG_US, "algo=filtered_bc", "algo.keep=all"),  # eight games, of which it may win none
+    "filtered_bc_among_us": (*AMONG_US, "algo=filtered_bc", "algo.keep=all"),  # keep=all, because all eight may be lost
     "pikl": (*TALKING, "algo=pikl", "algo.planner.iterations=5"),
     "pikl_among_us": (*AMONG_US, "algo=pikl", "algo.planner.iterations=5"),  # votes are planned, not claims
-    # Several tokens between two looks at a seat, in numbers whose sums depend on their order
+    # Several tokens a step, in bfloat16, whose sums depend on their order
     "ppo_bf16": (*TALKING, "algo=ppo", "algo.play_bf16=true", "algo.decode_steps=4", "algo.update.bf16=true"),
     "ppo_recurrent": (*TALKING, "algo=ppo", "model=hf", "base=scripted", "env.style=compact", "model.context=400"),
     "ppo_adapter": (
@@ -68,7 +68,7 @@ KINDS = {
     ),
     "ppo_told": (*TALKING, "algo=ppo", "+cicero@algo.cicero=default", "algo.cicero.plan.iterations=2"),  # intents
 }
-# What a run of each learner must have had in every iteration, lest its end be that of a run that learned nothing.
+# Metrics that are nonzero in every iteration of each learner, or it has learned nothing.
 LEARNED = {
     "ppo": ("loss/policy", "reward/speaking", "grad_norm"),
     "filtered_bc": ("loss/imitation", "grad_norm"),
@@ -140,7 +140,7 @@ def wait(child: int, seconds: float) -> int | None:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Digests of all that a run, and its base, leave, without what tells the time."""
+    """Digests of all files of a run and its base, without those that tell the time."""
     found = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in TIMES and p.suffix != ".lock"):
         name = str(path.relative_to(folder))
@@ -157,7 +157,7 @@ def contents(folder: Path) -> dict[str, str]:
             state = json.loads(data)
             data = json.dumps({k: v for k, v in state.items() if k not in OF_THE_CLOCK}, sort_keys=True).encode()
         if path.name == "checksums.json":
-            continue  # also of files that tell the time, or where the base is
+            continue  # checksums cover files that hold times or the base's place
         found[name] = hashlib.sha256(data).hexdigest()
     return found
 
@@ -197,7 +197,7 @@ def torture(kind: str, folder: Path, kills: int, seed: int, *overrides: str) -> 
     if idle := [name for name in LEARNED[learner_of(kind)] if not always(whole, name)]:
         raise RuntimeError(f"{kind}: the run that was left alone had no {' and no '.join(idle)}")
     based = max(path.stat().st_mtime for path in (folder / "whole" / "bases").glob("*/model.safetensors"))
-    seconds = {False: ended - begun, True: ended - based}  # of a run without a base at hand, and of one with it
+    seconds = {False: ended - begun, True: ended - based}  # by whether the run finds its base
     expected = contents(folder / "whole")
     for number in range(kills):
         here, with_base = folder / f"killed-{number}", bool(number % 2)
@@ -216,7 +216,7 @@ def torture(kind: str, folder: Path, kills: int, seed: int, *overrides: str) -> 
                     killed.append(stage(cfg))
                 elif status:
                     raise RuntimeError(failure(status, here / "train.log"))
-            moments = [moment / 2 for moment in moments]  # for a run that was faster than the one in peace
+            moments = [moment / 2 for moment in moments]  # this run may be faster than the undisturbed one
         finish(cfg, here / "train.log")
         found = contents(here)
         different = tuple(n for n in sorted({*expected, *found}) if expected.get(n) != found.get(n))
@@ -236,7 +236,7 @@ def always(cfg: DictConfig, metric: str) -> bool:
 
 
 def finish(cfg: DictConfig, log: Path) -> None:
-    """Lets a run go to its end. RuntimeError where it has none, within the hour."""
+    """Lets a run go to its end. Raises RuntimeError if it fails, or takes more than an hour."""
     child = start(cfg, log)
     if (status := wait(child, 3600)) is None:
         os.killpg(child, signal.SIGKILL)

@@ -70,14 +70,14 @@ NOT_RUN = {  # what a command begins with: why it is not run here
     "tests/experiments/studies/test_frontier.py runs a part",
     "make hostile": "minutes; tests/experiments/test_hostile.py runs a part",
 }
-MADE = {  # names that stand for one's own files, and what is in the folder below instead
+MADE = {  # placeholders for a user's own files, and what the folder below has instead
     "HOST": "localhost", "/models/NAME": "model", "runs/NAME": "runs/mine", "runs/A,": "runs/mine,",
     "runs/B,": "runs/other,", "name=PATH": "name=model", "=DIR": "=dialogues",
     "dond_human-full-s0-*": "othe*",
     "seed=100 cast.": "seed=12 cast.", "ablation=full seed=100": "ablation=full seed=12",
     "arm=imposter seed=100": "arm=imposter seed=12", "seed: [33, 34]": "seed: [0, 1]",
 }  # fmt: skip
-FIRST = {  # a name, and the command of the pages that makes what it stands for
+FIRST = {  # placeholder -> the command of the pages that makes what it stands for
     "STUDY": "python -m experiments.lookahead",
     "RUNS": "python -m experiments.train sweep=dond_human data.dond=DIR",
     "intents-both": "python -m experiments.studies.intents data.dond=DIR",
@@ -90,7 +90,7 @@ FIRST = {  # a name, and the command of the pages that makes what it stands for
     "among_us_turns": "python -m experiments.train experiment=among_us_best_response hydra.mode=RUN "
     "name=among_us_quick arm=imposter seed=100",
 }
-MADE_RUNS: set[tuple[Path, str]] = set()  # folders, and commands that others there need and that were run
+MADE_RUNS: set[tuple[Path, str]] = set()  # folder, and a command of FIRST that was run there
 QUIET = ("progress=false", "threads=1")
 GAMES = ("device=cpu", "games=2", "concurrency=2")
 SMALLER: dict[str, tuple[str, ...]] = {
@@ -166,7 +166,7 @@ def folder(finished: Path, bases: Path, tmp_path_factory: pytest.TempPathFactory
 
 def smaller(module: str, given: list[str], bases: Path) -> list[str]:
     """Makes a command small by replacing some of its settings."""
-    if any(word.startswith(("data=", "data.table=", "a=")) for word in given):  # takes seconds as it stands
+    if any(word.startswith(("data=", "data.table=", "a=")) for word in given):  # takes seconds already
         return given
     more = [*SMALLER.get(module, ())]
     if module == "train":
@@ -195,13 +195,13 @@ def training(given: str) -> list[str]:
     if re.search(r"sweep=(among_us_(?!imposter|iterated|estimators)|dond_ablation|dond_filtered_bc_ppo)", given):
         small += ["ablation=full,game_only"] * ("ablation=" not in given)
     if "_estimators" in given:
-        small += ["ablation=full,rloo", "algo.games=8"]  # of a group
+        small += ["ablation=full,rloo", "algo.games=8"]  # games of one group
     if "sweep=dond_filtered_bc_300" in given:
         small.append("base.human_games=10")
     if "algo.group" in given:
         small.append("algo.group=2")
     small = [word for word in small if not word.startswith(("env=", "experiment="))]
-    if "sweep=among_us_iterated" in given:  # its comparison wants the iterations that it plays
+    if "sweep=among_us_iterated" in given:  # the comparison needs the iterations that it plays
         iterations = 10 if "algo.iterations=" in given else 60
         return [*small, f"algo.iterations={iterations}", "checkpoint.every=10", "eval.every=60"]
     return [*small, "algo.iterations=1"]

@@ -1,4 +1,4 @@
-"""Checks that hold for every environment, whatever its settings and whatever is replied."""
+"""Checks that hold for every environment, with any settings and any replies."""
 
 from collections.abc import Sequence
 from random import Random

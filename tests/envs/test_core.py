@@ -86,7 +86,7 @@ IN_STYLE = {  # by style, options as they read in compact style and in that styl
 
 
 def reply_of(seen: dict[str, Any], rng: Random) -> str:
-    """A reply of somebody who reads compact style, now and then one that is refused."""
+    """Returns a reply of a player that reads compact style; some are refused."""
     if rng.random() < 0.1:
         return "nonsense"
     if seen["turn"] == TurnKind.CHOOSE:
@@ -100,7 +100,7 @@ def reply_of(seen: dict[str, Any], rng: Random) -> str:
 @both_games
 @pytest.mark.parametrize("seed", range(3))
 def test_each_seat_reads_what_it_would_in_a_game_of_its_own_style(game: ModuleType, seed: int) -> None:
-    """Texts, options, questions and corrections, in games that are played alike; all else is the same."""
+    """Texts, options, questions and corrections are compared between games that are played alike."""
     name = game.__name__.removeprefix("envs.")
     rules = {"dond_v0": {"max_message_chars": 30}, "among_us_v0": {"cooldown": 1, "task_steps": 3, "max_steps": 120}}
     envs = {style: game.parallel_env(style=style, **rules[name]) for style in Style}

@@ -1,4 +1,4 @@
-"""Runs with an adapter: what they leave, that they go on to the bit, and who plays with them."""
+"""Runs with an adapter: what they leave, that they resume to the last bit, and who plays with them."""
 
 import json
 from pathlib import Path
@@ -85,7 +85,7 @@ def test_a_stopped_run_ends_as_one_that_was_never_stopped(run: Path, bases: Path
         assert (again / name).read_bytes() == (run / name).read_bytes(), name
 
 
-def test_it_plays_is_merged_and_is_compared(run: Path, bases: Path, tmp_path: Path) -> None:
+def test_an_adapter_plays_is_merged_and_is_compared(run: Path, bases: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     evaluate.main(
         configure(
@@ -181,12 +181,14 @@ def test_a_base_is_fine_tuned_by_an_adapter_that_is_merged(tmp_path: Path) -> No
     ],
     ids=str,
 )
-def test_settings_that_cannot_be(overrides: tuple[str, ...], said: str, tmp_path: Path, bases: Path) -> None:
+def test_impossible_settings_are_refused(overrides: tuple[str, ...], said: str, tmp_path: Path, bases: Path) -> None:
     with pytest.raises(UserError, match=said):
         trained(tmp_path, bases, *overrides)
 
 
-def test_another_rank_or_other_targets_than_the_run_to_start_from(run: Path, bases: Path, tmp_path: Path) -> None:
+def test_another_rank_or_other_targets_than_the_starting_run_are_refused(
+    run: Path, bases: Path, tmp_path: Path
+) -> None:
     this = {
         "rank=8": "rank 8, alpha 8, targets all-linear and bf16 false",
         "targets=[q_proj,o_proj]": r"rank 4, alpha 8, targets \[o_proj,q_proj\] and bf16 false",
@@ -214,7 +216,7 @@ def test_adapters_as_a_model_or_for_another_base_are_refused(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_template_that_cues_no_reply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_template_that_cues_no_reply_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "base_policy", lambda *_, **__: pytest.fail("a base is loaded"))
     tokenizer = hf_tokenizer("{% for message in messages %}{{ message['content'] }}{% endfor %}", single_digits=True)
     name = save(tmp_path / "model", random_lm("llama", len(tokenizer), context=4096), tokenizer)
@@ -224,13 +226,13 @@ def test_a_template_that_cues_no_reply(tmp_path: Path, monkeypatch: pytest.Monke
     assert not (tmp_path / "runs").exists()
 
 
-def test_bfloat16_on_a_card_without_it(bases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_on_a_card_without_it_is_refused(bases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "without_bf16", lambda device: "this card has no bfloat16")
     with pytest.raises(UserError, match=r"model\.lora\.bf16=true: this card has no bfloat16. Set it to false"):
         trained(tmp_path, bases, "model.lora.bf16=true")
 
 
-def test_a_folder_of_gguf_weights(tmp_path: Path) -> None:
+def test_a_folder_of_gguf_weights_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model-q4.gguf").write_bytes(b"GGUF")
     cfg = configure("train", "model=hf", f"model.name={tmp_path / 'model'}", LORA, f"runs={tmp_path}")

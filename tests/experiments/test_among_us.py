@@ -80,7 +80,7 @@ def test_scripts_hold_roles_evaluation_has_its_own_and_a_reward_may_name_the_lea
         assert any(turn["rewards"].get("speaking") for game in lines(games) for turn in game["turns"]), who
 
 
-def test_where_all_names_play_there_are_no_others(run: Train, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_are_not_swapped_if_all_of_them_play(run: Train, capsys: pytest.CaptureFixture[str]) -> None:
     base = load_policy(Path(read_card(run() / "policy")["base"]))
     for players, all_play in ((7, True), (5, False)):
         work = Work.of(run_spec(configure("train", *AMONG_US, f"env.players={players}")))
@@ -94,7 +94,7 @@ def test_an_imposter_learns_against_frozen_crewmates(run: Train) -> None:
     for games, own in (("trained", "trained"), ("iteration-000002", "learner")):
         assert all(who == (["base"] * 4, [own]) for who in seating(made / "episodes" / f"{games}.jsonl"))
     trained = logged(made, "train")[1]
-    assert "loss/listening" not in trained  # an imposter knows: it is asked nothing
+    assert "loss/listening" not in trained  # imposters know the answer and are asked nothing
     assert trained["update/grad_norm"] > 0 and not any(name.startswith("belief/") for name in trained)
     assert not identical(made / "policy", Path(read_card(made / "policy")["base"]))
 
@@ -120,7 +120,7 @@ def test_two_learn_in_turn_and_end_as_if_they_had_not_been_stopped(
     stop(cfg, 2, saved=False)
     monkeypatch.setattr(record, "git_commit", lambda: "new code")
     again = train.main(cfg)
-    assert json.loads((again / "run.json").read_text())["git_commit"].endswith(", new code")  # after that of before
+    assert json.loads((again / "run.json").read_text())["git_commit"].endswith(", new code")  # behind the earlier
     assert (again / "metrics.jsonl").read_text() == (made / "metrics.jsonl").read_text()
     assert identical(again / "policy", made / "policy") and identical(again / "rival", made / "rival")
     for name in ("learner-optimizer", "rival-optimizer"):
@@ -134,7 +134,7 @@ def test_a_warm_start_begins_where_the_other_run_ended(run: Train) -> None:
     first, last = (warm / "episodes" / "iteration-000000.jsonl"), (finished / "episodes" / "iteration-000002.jsonl")
     assert texts(first) == texts(last)  # of the same evaluation games
     assert logged(warm, "eval")[0]["belief/brier"] == pytest.approx(logged(finished, "eval")[2]["belief/brier"])
-    assert logged(warm, "train")[1]["loss/kl"] > 1e-4  # to the base: to itself, which stands still, it would be 0
+    assert logged(warm, "train")[1]["loss/kl"] > 1e-4  # to the base; to its own start it would be 0
     assert read_card(warm / "policy")["base"] == read_card(finished / "policy")["base"]
     assert run(f"init.learner={finished.name[:-3]}*", *still) == warm  # a pattern may say where to start
     with pytest.raises(UserError, match=r"must be one run's name; in .* finished runs match: .*, "):
@@ -173,7 +173,7 @@ def test_a_second_learners_policy_may_start_another_pair_and_play_beside_it(run:
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
-def test_an_arm_with_world_modelling_foretells_what_its_base_foretold() -> None:
+def test_the_world_model_arm_predicts_what_its_base_predicted() -> None:
     for game, foretold in (("among_us", False), ("dond", True)):
         arm = configure("train", f"env={game}", "ablation=world_model")
         assert arm.loss.world_model.after_questions is foretold and arm.loss.world_model.weight == 0.1
@@ -300,7 +300,7 @@ def test_runs_of_two_styles_may_meet(run: Train, tmp_path: Path) -> None:
     env = plain(cfg)["env"]
     assert env["style"] == "compact"
     assert (style_of(made / "policy", env), style_of(other / "policy", env)) == ("compact", "natural")
-    assert style_of(Path(read_card(made / "policy")["base"]), env) == "compact"  # by its card: it is in no run's folder
+    assert style_of(Path(read_card(made / "policy")["base"]), env) == "compact"  # by its card, as it is in no run
     assert style_of(made / "reference", env) == "compact"
     assert style_of(other / "policy", {"game": "hint"}) is None
     config.env.style = "verse"
@@ -310,7 +310,7 @@ def test_runs_of_two_styles_may_meet(run: Train, tmp_path: Path) -> None:
 
 
 def test_evaluation_in_another_style_leaves_models_theirs(run: Train) -> None:
-    """Checks training's own evaluation, where scripts alone read what `eval.env` says."""
+    """In training's own evaluation scripts alone read the style of `eval.env`; models read theirs."""
     made, other = run(), run("+eval.env.style=natural", "algo.iterations=1")
     for games in ("base", "iteration-000000"):
         assert texts(other / "episodes" / f"{games}.jsonl") == texts(made / "episodes" / f"{games}.jsonl")
@@ -335,7 +335,7 @@ def test_the_base_against_itself_is_the_runs_base(run: Train, tmp_path: Path) ->
     found, games = evaluated(tmp_path, *common, "players=[base,base]")
     assert texts(games) == texts(made / "episodes" / "base.jsonl")
     own = json.loads((made / "evaluation.json").read_text())["conditions"]["base"]
-    assert close(found, own)  # of the seats that learn in training: not of the imposter's, or the partner's
+    assert close(found, own)  # metrics of the learner's seats alone
     assert seating(games)[0] == (sorted(["base", *["measured"] * 3]), ["base"])
 
 
@@ -347,7 +347,7 @@ def test_a_scripted_crew_gets_the_scripted_partner_of_the_cast(tmp_path: Path) -
         assert seating(games) == [(crew, ["random"])] * 4
 
 
-def test_anothers_voice(run: Train, tmp_path: Path) -> None:
+def test_a_player_speaks_with_anothers_voice(run: Train, tmp_path: Path) -> None:
     made = run()
     plain = lines(made / "episodes" / "trained.jsonl")
     silent = lines(evaluated(tmp_path / "silence", f"players=[{made},base]", "voices=[silence]")[1])

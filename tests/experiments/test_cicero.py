@@ -111,7 +111,7 @@ def test_conditions_seat_talkers_as_their_run_does(
     capsys.readouterr()
     conditions.main(cfg)
     said = re.findall(r"no message passed the filters for .*correspondence", capsys.readouterr().out)
-    assert len(said) == 2  # of the run and of its base
+    assert len(said) == 2  # one for the run and one for its base
     cells = [json.loads(path.read_text()) for path in Path(cfg.cells).glob("*.json")]
     assert [cell["about"]["told"]["settings"]["draws"] for cell in cells] == [3, 3]
     entrant = conditions.entrants(tmp_path, "dond-*", ())[0]
@@ -158,7 +158,7 @@ def test_a_learner_is_told_intents_from_the_command_line(
     assert inputs[f"algo.intents={folder}"] == folder_digest(Path(folder) / ACTION)
     play, seen = (f"runs={tmp_path}", "games=2", "threads=1", "device=cpu", "progress=false"), list[Episode]()
     people = (f"human={folder}/{DIALOGUE}", f"data.dond={write(tmp_path, test=TEST)}", f"publish={tmp_path / 'drift'}")
-    people = (*people, "games=12")  # most replies of a model that knows nothing are refused, and some must not be
+    people = (*people, "games=12")  # enough games that some replies of an untrained model are accepted
     for study, more in ((conditions, ("comparison=dond_talk", "talk=2")), (drift, people)):
         noting = lambda *how: seen.extend(found := rollout(*how)) or found  # noqa: E731
         monkeypatch.setattr(study, "rollout", noting)
@@ -166,7 +166,7 @@ def test_a_learner_is_told_intents_from_the_command_line(
         assert seen and all(turn.thoughts.startswith("intent: ") for game in seen for turn in game.turns)
         seen.clear()
     measured = {row["metric"] for row in csv_rows(tmp_path / "drift" / "drift.csv.gz")}
-    assert "drift/own_speech" in measured and "drift/human_dialogues" not in measured  # no intents stand in those
+    assert "drift/own_speech" in measured and "drift/human_dialogues" not in measured  # human dialogues have no intents
     planned = ("comparison=dond_talk", "+conditions.planned={planner: {belief: prior}}", f"publish={tmp_path / 'p'}")
     with pytest.raises(UserError, match=r"conditions\.planned: .* its learners are told intents"):
         conditions.main(configure("conditions", *play, "select=dond-*", *planned))
@@ -229,7 +229,7 @@ def test_players_of_another_study_replace_those_that_are_there(tmp_path: Path) -
         assert folder_digest(tmp_path / "runs" / "intents-both-s0" / name) == folder_digest(source)
 
 
-def test_the_opponent_of_a_command(player: str) -> None:
+def test_a_command_makes_the_player_with_cicero(player: str) -> None:
     limits, how = PlayConfig(games=2, concurrency=2), CiceroConfig(nonsense=0.0)
     made = model_player(player, "c", negotiator(), limits, 2, 1.0, PlannerConfig(), how, "dond", "compact")
     assert isinstance(made, CiceroAgent) and made.style == "compact"
@@ -242,7 +242,7 @@ def test_players_that_read_intents_neither_have_nor_lend_a_voice(player: str) ->
     with pytest.raises(UserError, match=r"voices\[0\]=base: .*\+cicero reads intents"):
         entrants.check_names([player], ["base"], "among_us")
     entrants.check_names([player], ["silence"], "among_us")
-    entrant: Any = SimpleNamespace(learners={}, base=None, limits=conditions.Limits())  # of them, plain models play
+    entrant: Any = SimpleNamespace(learners={}, base=None, limits=conditions.Limits())  # for plain models
     for seated in (player, f"{player.removesuffix(CICERO)}+plan"):
         with pytest.raises(UserError, match=r"voices\.imposter=silence: .*\+(cicero|plan) plans"):
             conditions.check_voices({"imposter": "silence"}, {"imposter": Seats(seated)}, entrant)
@@ -426,7 +426,7 @@ def test_a_figure_says_whose_messages_it_is_about(whose: str, tmp_path: Path, mo
     ]
     rows = [intents.table_row(arm, metric, [rate([True])]) for arm, metric in metrics]
     intents.draw(rows, tmp_path / "figure.svg")
-    panels = (f"perplexity of {whose} messages", "stated split is the intent's", "score")  # of generated messages alone
+    panels = (f"perplexity of {whose} messages", "stated split is the intent's", "score")  # generated ones alone
     assert drawn == {panel: [row] for panel, row in zip(panels, rows, strict=False)}
 
 
@@ -471,7 +471,7 @@ def test_the_study_goes_from_dialogues_to_a_table(
     assert card["run"].startswith("intents-s0@") and card["figures"]["all: game/score"]
     assert card["data"] == "scripted dialogues"
     monkeypatch.setattr(intents, "controlled", None)  # nothing is generated again
-    path = next((tmp_path / "intents").glob("games-*.json"))  # games are, where an earlier version did not measure all
+    path = next((tmp_path / "intents").glob("games-*.json"))  # games are, if some metric was missing
     write_json(path, {name: each for name, each in json.loads(path.read_text()).items() if name != "followed"})
     intents.main(configure("intents", *small, f"publish={tmp_path}/again"))
     assert (tmp_path / "again" / "table.csv").read_text() == first

@@ -1,4 +1,4 @@
-"""Kept parts of studies and runs with intents: made again for another objective, and missed in words."""
+"""Kept parts of studies and runs with intents: made again for another objective, and named if they are missing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def player_in(runs: Path) -> Path:
 
 
 def kept_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *settings: str) -> tuple[set[str], set[str]]:
-    """Names the models of a seed that no objective enters, and all else that the study keeps of it."""
+    """Names the models of a seed that do not depend on the objective, and everything else that the study keeps of
+    it."""
     acting, later = set[str](), set[str]()
 
     def action(*args: Any, **how: Any) -> Any:
@@ -71,7 +72,7 @@ def kept_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *settings: str) -> 
 def test_dialogues_are_annotated_and_measured_anew_with_another_objective(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The action model learns all of them, but people's dialogues are read in the one of `env.objective`."""
+    """The action model learns all objectives and is kept. People's dialogues are read in that of `env.objective`."""
     first, other = (kept_by(tmp_path, monkeypatch, f"env.objective={n}") for n in (1.0, 0.0))
     assert first[0] == other[0] and len(first[1]) > 9 and not first[1] & other[1]
     assert first[1] == kept_by(tmp_path, monkeypatch, "env.objective=1.0")[1]

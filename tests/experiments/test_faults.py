@@ -170,7 +170,7 @@ def fail_and_go_on(tried: Tried, begun: str, number: int, how: str, folder: Path
     at_first = whole_files(folder)
     cfg = configure(folder)
     status, said = attempt(cfg, prepare=partial(meddle, folder, number, how))
-    ended = status == 0  # what was only tidied away may stay, and the run goes on
+    ended = status == 0  # the run goes on if only tidying up failed
     if how != "refused":
         assert status == -signal.SIGKILL, said
     elif not ended:
@@ -204,7 +204,7 @@ def test_a_run_ends_the_same_after_any_failed_operation(begun: str, how: str, tr
     failed = []
     for number, operation in enumerate(operations_of(tried, begun, tmp_path / "peace" / "run")):
         if how == "killed after" and operation.startswith("fsync"):
-            continue  # nothing has changed since before it
+            continue  # fsync changes no file, so "killed before" is the same
         try:
             fail_and_go_on(tried, begun, number, how, tmp_path / str(number) / "run")
         except AssertionError as error:

@@ -31,7 +31,7 @@ def stages(out: Path, *overrides: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-TWICE = ("deterministic twice", "adapters")  # held by quick tests of train too: test_train.py, test_adapters.py
+TWICE = ("deterministic twice", "adapters")  # also covered by test_train.py and test_adapters.py
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in TWICE)) for n in checks.CHECKS])
@@ -43,7 +43,7 @@ def test_a_processor_passes_every_check(name: str) -> None:
 
 
 def test_a_sampler_that_is_off_by_little_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A learner that moved after it played, as a stale copy of weights would show."""
+    """The learner moved after it had played, so that it looks as if stale weights had played."""
     right = checks.play
 
     def stale(policy: Any, *args: Any, **settings: Any) -> Any:
@@ -88,7 +88,7 @@ def test_a_failed_check_leaves_the_rest_unrun(
     assert "speeds and learning would mean nothing" in capsys.readouterr().out
 
 
-def test_checks_count_on_the_machine_they_ran_on_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_count_only_on_the_machine_they_ran_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
     def fine(device: torch.device) -> tuple[str, bool]:
@@ -112,7 +112,7 @@ def test_checks_count_on_the_machine_they_ran_on_alone(tmp_path: Path, monkeypat
         (f"points=[{POINT.replace('games: 2', 'games: 0')}]", "games=0: must be at least 1"),
     ],
 )
-def test_settings_that_cannot_be(override: str, said: str, tmp_path: Path) -> None:
+def test_impossible_settings_are_refused(override: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=said):
         stages(tmp_path, override)
     assert not list(tmp_path.iterdir())

@@ -44,7 +44,7 @@ from tests.marl.hint import hint_policy
 from tests.marl.report.test_page import make_run
 from tests.marl.storage.test_checkpoint import seal
 
-SECONDS = 5.0  # of the processor, for one reader: most take a tenth of one, and what grows beyond measure takes hours
+SECONDS = 5.0  # CPU time of one reader: most take a tenth of a second, reading without limits takes hours
 CHECKPOINT = "checkpoints/iteration-000001"
 OF_PAGES = ("run.json", "evaluation.json", "metrics.jsonl", "timing.jsonl", "episodes/trained.jsonl")
 
@@ -192,7 +192,7 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
     "link to itself": lambda path: linked(path, path),
     "folder": lambda path: (path.unlink(), path.mkdir()),
 }
-HARMLESS = ("torn", "empty")  # of lines the last may be torn, and files without one are whole
+HARMLESS = ("torn", "empty")  # of JSON lines: the last line may be torn, and no lines are fine
 
 
 @pytest.mark.parametrize(
@@ -420,8 +420,8 @@ def test_links_do_not_lead_what_is_written_elsewhere(run: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["../../evil", "/evil", "a/b"])
-def test_a_run_is_not_called_by_a_path(run: Path, name: str) -> None:
-    """A sweep's report is called by its runs' names."""
+def test_a_run_whose_name_is_a_path_is_refused(run: Path, name: str) -> None:
+    """Reports of sweeps are named after their runs, so that such a name would lead out of the folder."""
     changed(run, lambda settings: settings.update(name=name))
     with pytest.raises(UserError, match="name must be part of a folder's name, without slashes"):
         report.report_sweep([run])

@@ -175,7 +175,7 @@ def test_another_configuration_has_a_folder_of_its_own() -> None:
 
 
 def test_the_plane_has_files_of_its_own() -> None:
-    """A plane, or another one, changes the name of no other cell."""
+    """Adding a plane, or changing it, changes the name of no other cell."""
     without, other = study_of(settings("plane.games=0")), study_of(settings("plane.positions=9"))
     assert without.folder == study_of(settings()).folder == other.folder
     sizes = [Plane(games, positions, ["SL"], [0, 0.03]) for games, positions in ((0, 5), (2, 5), (2, 9))]
@@ -186,7 +186,8 @@ def test_the_plane_has_files_of_its_own() -> None:
 def test_players_of_a_study_play_in_texts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Trained and untrained ones, by their folder's name, in evaluation and beside a learner; others are refused."""
+    """Trained and untrained players are named by their folder, in evaluation and beside a learner; others are
+    refused."""
     pytest.importorskip("diplomacy", reason="needs the extra `diplomacy`")
     study = study_of(settings(f"out={tmp_path}"))
     study.folder.mkdir()
@@ -231,7 +232,7 @@ def test_players_of_a_study_play_in_texts(
 
 
 def test_another_network_is_another_player(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run's card keeps the digest of the players beside its learner: what they plan with, and how."""
+    """The card of a run keeps a digest of the players beside its learner: their networks, and how they plan."""
     pytest.importorskip("diplomacy", reason="needs the extra `diplomacy`")
     study = study_of(settings(f"out={tmp_path}"))
     study.folder.mkdir()

@@ -52,7 +52,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def test_against_itself_without_planning_it_has_another_name(run: str, tmp_path: Path) -> None:
+def test_a_planner_against_itself_without_planning_has_another_name(run: str, tmp_path: Path) -> None:
     evaluate.main(settings(f"players=[{run},{run}]", f"out={tmp_path}"))
     episodes = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
     assert all(sorted(e["players"].values()) == ["small", "small+plan"] for e in episodes)
@@ -60,7 +60,7 @@ def test_against_itself_without_planning_it_has_another_name(run: str, tmp_path:
     assert conditions.keys() == {f"{run}+plan v {run}", "small+plan", "small"}
 
 
-def test_whoever_is_called_so_plans(run: str, tmp_path: Path) -> None:
+def test_players_named_with_plan_do_plan(run: str, tmp_path: Path) -> None:
     evaluate.main(
         settings(f"players=[scripted,{run}+plan]", "planner.lambdas=[0.3]", "games=4", f"out={tmp_path / 'a'}")
     )

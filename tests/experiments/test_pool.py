@@ -1,4 +1,4 @@
-"""A run against past selves: the same if it was stopped, and evaluated against today's."""
+"""A run against its past selves: it ends the same if it was stopped, and is evaluated against current players."""
 
 from pathlib import Path
 

@@ -90,7 +90,7 @@ def test_tables_are_those_of_the_evaluations(published: Path) -> None:
     assert float(per_seed["RL+L+S", "1"]["mean"]) == 0.5
     both = {row.arm: row for row in read_table(published / "differences.csv.gz") if row.metric == wins}
     assert (both["RL+L+S - RL"].mean, both["RL+L+S - RL"].seeds) == (0.1875, 2) and "RL+L - RL" not in both
-    (ratio,) = read_table(published / "ratios.csv")  # of their base, one model, no seeds can be paired
+    (ratio,) = read_table(published / "ratios.csv")  # their base is one model, so its seeds cannot be paired
     assert (ratio.arm, ratio.mean, ratio.low, ratio.high, ratio.games) == ("RL+L+S / RL", 2, 2, 2, 32)
 
 
@@ -180,7 +180,7 @@ def test_a_table_says_which_model_played(models: Path, tmp_path: Path) -> None:
     }  # fmt: skip
     rows = csv_rows(folder / "table.csv")
     assert list(dict.fromkeys(row["model"] for row in rows)) == list(names)
-    for ending in names.values():  # the files beside the table are of one model, whatever style it reads
+    for ending in names.values():  # files beside the table hold one model each, whatever style it reads
         assert (folder / f"curves{ending}.csv.gz").exists() and (folder / f"differences{ending}.csv.gz").exists()
     found = {(row["model"], row["arm"]): float(row["mean"]) for row in rows if row["metric"] == wins}
     assert found["SmolLM2-135M", "RL"] == found["SmolLM2-135M", "RL+L+S"] == PRETRAINED["smollm2"][-1]
@@ -251,7 +251,7 @@ def seeds(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
                 by = 1 - (seed if condition == "base" else 10 + number) / 97
                 for metrics in there if isinstance(there, list) else [there]:
                     for metric, each in metrics.items():
-                        scale = 321.7 * by if metric == "talk/forms" else by  # six digits are fewer than four decimals
+                        scale = 321.7 * by if metric == "talk/forms" else by  # six digits, fewer than four decimals
                         each |= {end: each[end] and each[end] * scale for end in ("mean", "low", "high")}
         (run / "evaluation.json").write_text(json.dumps(found))
         (run / "run.json").write_text(json.dumps({**card, **own, "figures": found["conditions"]}))
@@ -315,7 +315,7 @@ def test_seeds_of_a_single_arm_are_published_one_after_another(tmp_path: Path) -
 
 @pytest.mark.parametrize("last", ["mute", "full"])
 def test_the_base_of_muted_players_keeps_its_games_among_earlier_runs(last: str, tmp_path: Path) -> None:
-    """The base of both arms plays other games where nobody may speak, and files do not tell in which an arm did."""
+    """The base of both arms plays other games if nobody may speak, and the files do not tell of which arm they are."""
     for seed in (0, 1):
         for arm in ("full", "mute"):
             run = make_run(
@@ -398,7 +398,7 @@ SLOW = ("among_us_ablation", "dond_human", "dond_long", "dond_pikl")  # like don
         "among_us_intents",
         "diplomacy_intents",
         "pretrained",
-    ]  # which have no curves of arms, or a file for each model
+    ]  # these have no curves of arms, or a file for each model
     + ["talk"] * (RESULTS / "talk" / "figure.svg").exists(),
 )
 def test_published_figures_are_those_of_the_published_data(table: str, tmp_path: Path) -> None:
@@ -445,7 +445,7 @@ def test_folders_that_are_not_runs_are_left_out(tmp_path: Path, capsys: pytest.C
 
 def test_a_sweep_ends_with_one_table_of_its_runs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folders = [next(root.glob(f"tiny-{arm}-s{seed}-????????")) for arm in ("full", "game_only") for seed in (0, 1)]
-    report.report_sweep([*folders, folders[0]])  # two of its jobs may have been one run
+    report.report_sweep([*folders, folders[0]])  # two jobs of a sweep may be the same run
     first, *table, last = (line for line in capsys.readouterr().out.splitlines() if line)
     assert (first, last) == ("4 runs", f"report: {root / 'tiny.html'}")
     assert "Grid Among Us" in (root / "tiny.html").read_text()

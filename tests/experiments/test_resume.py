@@ -120,7 +120,7 @@ def test_another_version_of_an_untouched_model_is_refused(tmp_path: Path) -> Non
         f"runs={tmp_path}", "progress=false",
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learning.AfterIteration, "evaluate", lambda *_: 1 / 0)  # after the last: its checkpoint waits
+        patch.setattr(learning.AfterIteration, "evaluate", lambda *_: 1 / 0)  # before the last checkpoint
         with pytest.raises(ZeroDivisionError):
             train.main(cfg)
     with torch.no_grad():
@@ -220,7 +220,7 @@ def test_games_of_a_base_that_cannot_be_written_are_kept_with_the_run(
 ) -> None:
     """A cache that somebody else made may be read-only. Once it can be written, the base's games are kept there."""
     (base,) = (tmp_path / "bases").glob("dond-*")
-    (base / "evaluations").touch()  # no folder can be made here, by nobody
+    (base / "evaluations").touch()  # a file, where the folder would be made
     go_on(tmp_path)
     assert f"the base's games are kept in the run's folder, since {base / 'evaluations'}" in capsys.readouterr().out
     mine = (stopped / "base" / "evaluation.json").read_bytes()
@@ -233,7 +233,7 @@ def test_games_of_a_base_that_cannot_be_written_are_kept_with_the_run(
 
 def test_the_best_is_kept_where_it_was_evaluated(bases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Iteration 2 has the best evaluation, so its checkpoint is kept though only iteration 4 was due."""
-    scores = iter([0.0, 3.0, 9.0, 1.0, 2.0])  # of the base, and after each iteration
+    scores = iter([0.0, 3.0, 9.0, 1.0, 2.0])  # the base's, then one for each iteration
     monkeypatch.setattr(learning, "watch", lambda *_: next(scores))
     cfg = configure(
         "train", *DOND, "algo.iterations=4", "eval.every=1", "checkpoint.every=4", "checkpoint.keep=1",

@@ -173,7 +173,7 @@ def imposter_game(winner: str | None = "crewmates") -> Episode:
 
 
 def ejection_game(winner: str | None = "crewmates") -> Episode:
-    """The same as a game of Among Us in which nobody but Blue votes: for nobody, then for Red."""
+    """The same as a game of Among Us in which only Blue votes: first for nobody, then for Red."""
     game = imposter_game(winner)
     facts = {
         "width": 1,

@@ -234,7 +234,8 @@ def teach(policy: Policy, tokens: torch.Tensor, replies: torch.Tensor, steps: in
 
 
 def precise(policy: Policy) -> Policy:
-    """The same policy in float64, whose noise is too small to turn a sample: for games that must be equal throughout.
+    """Returns the same policy in float64, for games that must be equal throughout: its rounding is too small to change
+    a sample.
 
     In float32 one token in some 100,000 lies so near the edge of another that the batch's shape decides between them.
     """

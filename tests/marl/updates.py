@@ -79,7 +79,7 @@ def play(policy: Policy, games: int, temperature: float = 1.0, reference: Policy
 
 
 def planned(episode: Episode) -> Episode:
-    """A plan noted beside every choice: whatever was seen, the first option three times as often as the second."""
+    """Notes a plan beside every choice, in which the first option is three times as likely as the second."""
 
     def noted(turn: Turn) -> Turn:
         if not turn.legal:

@@ -90,9 +90,9 @@ def test_a_kill_on_the_way_does_not_show_in_the_other_room_before_arrival(style:
     kill, spare = ([*plan, {"orange": first}, {}, {}, {}, {}] for first in ("kill_red", "wait"))
     watch = ("blue", "green", "yellow")
     killed, spared = (views({}, each, watch, seed, style=style, walk_steps=3) for each in (kill, spare))
-    on_its_way = len(plan) + 2  # what was seen at the start, and up to the step before it would have arrived
+    on_its_way = len(plan) + 2  # the start, and every step before Red would have arrived
     assert killed[:on_its_way] == spared[:on_its_way]
-    assert (killed == spared) == bool(ahead)  # behind it nobody misses it, ahead it never comes
+    assert (killed == spared) == bool(ahead)  # only players at the other end notice that Red never arrives
     assert views({}, kill, ("red",), seed, style=style) != views({}, spare, ("red",), seed, style=style)
 
 
@@ -130,7 +130,7 @@ def test_a_kill_shows_at_once_in_its_own_room_alone_in_random_games(imposters_re
                 victim = names[re.split(r"[ _]", kill)[-1].capitalize()]
                 lived = forks[1].state()[env.possible_agents.index(victim)]
                 near = {tuple(states[killer][3:5])}
-                if lived[7] != state.Activity.WALK.value:  # where it would have arrived just now it is missed
+                if lived[7] != state.Activity.WALK.value:  # a victim that would have arrived just now is missed there
                     near.add(tuple(lived[3:5]))
                 if all(seen["turn"] in (TurnKind.CHOOSE, TurnKind.WAIT) for seen in killed.values()) and not any(
                     "discussion" in seen["text"] or "meeting" in seen["text"] for seen in killed.values()

@@ -123,6 +123,6 @@ def test_what_is_heard_of_any_reply(reply: str, max_words: int, max_chars: int) 
         ("he essays red", "he essays red"),
     ],
 )
-def test_a_compact_message_is_nobody_elses(reply: str, heard: str) -> None:
+def test_a_compact_message_cannot_imitate_another_players(reply: str, heard: str) -> None:
     assert rules.hear(reply, 20, 200, compact=True).text == heard
     assert rules.hear(reply, 20, 200).text == reply

@@ -38,7 +38,7 @@ def play_random(map_name: str, seed: int, years: int = 5) -> tuple[Board, list[o
 
 
 def put(board: Board, units: Mapping[str, Sequence[str]], phase: str = "SPRING 1901 MOVEMENT", **centres: str) -> None:
-    """Sets up these units, with nobody else's; `centres`: by power, in one string."""
+    """Sets up these units and no others; `centres` names each power's centres in one string."""
     owned = [tuple(centres[power].split()) if power in centres else () for power in board.powers]
     board.restore(
         replace(
@@ -187,7 +187,7 @@ def test_adjudication(
 
 
 def test_retreats() -> None:
-    """Two that retreat to one place are both lost; without an order a unit is disbanded."""
+    """Two units that retreat to one place are both lost, and one without an order is disbanded."""
     board = Board("standard")
     put(board, {"ITALY": ["A PIE"]}, "SPRING 1901 RETREATS")
     start = replace(

@@ -17,7 +17,7 @@ def game(request: pytest.FixtureRequest) -> Duel:
 
 
 def drawn(game: Duel, states: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Legal orders, in which many go where others do, and support often fits."""
+    """Draws legal orders, in which many units go where others do, and support often fits."""
     legal = game.legal(states)
     fought = rng.integers(0, game.slots, (len(states), 1, 1))
     toward = game.steps[0][game.goal, fought].clip(max=20)  # (S, P, codes): steps from a place that all look at
@@ -33,7 +33,7 @@ def drawn(game: Duel, states: np.ndarray, rng: np.random.Generator) -> np.ndarra
 
 
 def crowded(game: Duel, rng: np.random.Generator) -> np.ndarray:
-    """A position in which sixteen units of both stand near one another, and most centres are somebody's."""
+    """Draws a position with sixteen units of both sides near one another, in which most centres are owned."""
     state = game.start(1)
     units, forms, owned = game.parts(state)
     units[:], forms[:], owned[:] = -1, 0, rng.permutation(np.repeat([0, 1, -1], [14, 14, 6]))
@@ -78,7 +78,8 @@ def game_map(game: Duel) -> str:
 
 @pytest.mark.parametrize("games", [30, pytest.param(1000, marks=pytest.mark.slow)])
 def test_whole_games_are_those_of_the_package(game: Duel, games: int) -> None:
-    """Retreats, builds and disbandments by rule are given to the board, which checks that they may be."""
+    """The board takes the retreats, builds and disbandments that the arrays make by rule, and checks that they are
+    allowed."""
     rng, board = np.random.default_rng(games), Board(game_map(game), years=game.years)
     fights = 0
     for number in range(games):

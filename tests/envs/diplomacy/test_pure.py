@@ -34,7 +34,7 @@ def order(text: str) -> int:
 
 
 def drawn(states: Small, rng: np.random.Generator) -> Small:
-    """Legal orders, in which support often fits."""
+    """Draws legal orders, in which support often fits."""
     legal = GAME.legal(states)
     fought = rng.integers(0, N, (len(states), 1, 1)) == TO  # a province that many look at
     found = ((rng.random(legal.shape) + 0.5 * (rng.random(legal.shape) < 0.4) * fought) * legal).argmax(-1)
@@ -106,7 +106,7 @@ def test_a_year_has_a_winner_and_an_end() -> None:
             Pure(bad)
 
 
-def test_everybody_further_round_the_table_is_the_same_game() -> None:
+def test_turning_the_powers_round_the_table_gives_the_same_game() -> None:
     rng = np.random.default_rng(3)
     states = GAME.start(200)
     for _ in range(6):
@@ -127,7 +127,8 @@ def test_everybody_further_round_the_table_is_the_same_game() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("diplomacy") is None, reason="needs the package diplomacy")
 @pytest.mark.parametrize("games", [40, pytest.param(1000, marks=pytest.mark.slow)])
 def test_whole_games_are_those_of_the_package(games: int) -> None:
-    """Retreats and builds by rule are given to the board, which checks that they may be, and comes to the same."""
+    """The board takes the retreats and builds that the arrays make by rule, checks that they are allowed, and ends up
+    the same."""
     from envs.diplomacy.board import Board, Kind
 
     assert CODES == 49

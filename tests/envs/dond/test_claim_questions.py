@@ -66,7 +66,7 @@ def test_both_are_asked_and_answered_at_the_end(style: str, text: str) -> None:
     assert asked[2].answered(infos["player_0"]["answers"]).answer == "0"
 
 
-def test_whose_partner_made_no_claim_gets_no_answer() -> None:
+def test_a_player_whose_partner_made_no_claim_gets_no_answer() -> None:
     env = dond.parallel_env(questions="claims", max_entries=2)
     env.reset(seed=0, options=START)
     env.step({"player_0": f"[message] hi {END}"})
@@ -101,11 +101,11 @@ def test_what_was_asked_is_told_wherever_a_game_is_shown(style: Style) -> None:
     assert timeline_of(of_values)["asked"] == "an item is worth to the other"
 
 
-def test_the_question_what_a_unit_orders_is_about_no_hats() -> None:
+def test_a_question_about_the_order_of_a_unit_is_a_topic_of_its_own() -> None:
     assert topic({"text": "What will A PAR order?", "later": "PAR"}) == "What will A PAR order?"
 
 
-def test_values_stay_the_default_and_part_of_no_identity() -> None:
+def test_questions_about_values_are_the_default_and_change_no_identity() -> None:
     assert without_later({"game": "dond", "questions": "values", "format": "free"}) == {"game": "dond"}
     assert without_later({"game": "dond", "questions": "claims"})["questions"] == "claims"
     with pytest.raises(ValueError, match="questions must be values or claims"):
@@ -133,7 +133,7 @@ def test_what_reads_beliefs_does_not_take_claims_for_values() -> None:
         assert not game.beliefs or timeline_of(written)["asked"] == "the other will claim"
 
 
-def test_who_was_asked_about_values_takes_no_seat_where_claims_are_asked(finished: Path) -> None:
+def test_players_asked_about_values_are_refused_where_claims_are_asked(finished: Path) -> None:
     cast = {"negotiator": Seats("learner", partner=str(finished), partners=1.0)}
     values = {**SETTINGS, "questions": "values"}
     check_players(cast, values, env_maker(values)())

@@ -189,7 +189,7 @@ def test_published_bounds(published: tuple[Context, ...]) -> None:
     assert all(max(a - b for a, b in brute_points(g)) == 10 for g in published)
 
 
-def test_contexts_outside_a_file_are_the_valid_ones_that_it_has_in_neither_order(tmp_path: Path) -> None:
+def test_contexts_outside_a_file_are_the_valid_ones_missing_in_both_orders(tmp_path: Path) -> None:
     game, alike = Context((1, 1, 3), ((0, 1, 3), (1, 9, 0))), Context((1, 2, 3), ((1, 3, 1), (1, 3, 1)))
     path = tmp_path / "contexts.txt"
     path.write_text("1 0 1 1 3 3\n1 1 1 9 3 0\n1 1 2 3 3 1\n1 1 2 3 3 1\n")

@@ -89,7 +89,7 @@ def test_refusals_in_a_row_end_the_game_and_bad_settings_are_named() -> None:
     with pytest.raises(ValueError, match="format must be free or structured, got 'json'"):
         dond.parallel_env(format="json")
     settings = {"game": "dond", "style": "compact", "format": "free"}
-    assert without_later(settings) == {"game": "dond", "style": "compact"}  # runs and bases keep their names
+    assert without_later(settings) == {"game": "dond", "style": "compact"}  # older runs and bases keep their names
 
 
 @pytest.mark.parametrize("style", ["natural", "brief", "compact"])

@@ -128,7 +128,7 @@ def test_generate_believes_what_this_engine_believes(policy: tuple[str, Policy])
 
 
 def test_generate_chooses_legally_and_keeps_to_its_limits(policy: tuple[str, Policy]) -> None:
-    """A small context is filled and never exceeded; whoever has no room left falls silent."""
+    """A small context is filled and never exceeded; players without room left fall silent."""
     game, model = policy
     context = {"among_us": 120, "dond": 60}[game]
     torch.manual_seed(0)

@@ -160,7 +160,7 @@ class Cli:
     ("overrides", "weight"),
     [
         ([], 0.5),
-        (["note=data"], 1.0),  # the toy command says: note implies ablation=full
+        (["note=data"], 1.0),  # by the toy command, `note` implies ablation=full
         (["note=null"], 0.5),
         (["note=data", "ablation=none"], 0.5),
         (["-m", "note=data", "ablation=none"], 0.5),
@@ -212,7 +212,7 @@ def test_sweeps_run_the_product_of_all_choices(cli: Cli) -> None:
 def test_a_sweep_ends_with_what_its_jobs_made(cli: Cli) -> None:
     assert cli("-m", "seed=2,1").ended == [[Path("run-2"), Path("run-1")]]
     assert cli("seed=2").ended == []  # no sweep
-    result = cli("-m", "seed=98,7,99")  # the second fails, and then what is done with the others
+    result = cli("-m", "seed=98,7,99")  # the second job fails; the others still end the sweep
     assert result.ended == [[Path("run-98"), Path("run-99")]] and result.status == 1
     assert result.err.splitlines()[1:] == ["there is no room: make some.", "Failed jobs: 1 (seed=7)."]
     assert cli("-m", "seed=7").ended == []
@@ -323,7 +323,7 @@ def test_a_setting_of_ones_own_term_that_it_was_not_given_needs_a_plus_sign() ->
     assert plan("train", term, "+reward.mine.weight=2").config.reward.mine.weight == 2
 
 
-def test_a_name_under_a_list_is_no_term() -> None:
+def test_a_name_under_a_list_is_refused() -> None:
     with pytest.raises(UserError, match=r"^players\.0 is not a setting; the nearest is players"):
         plan("evaluate", "players.0=base")
     with pytest.raises(UserError, match=r"^base\.lessons\.x is not a setting; the nearest is base\.lessons"):
@@ -389,7 +389,7 @@ def test_a_sweep_under_torchrun_is_refused(cli: Cli, arguments: list[str], monke
     assert (result.status, result.err.count("\n"), result.jobs) == (2, 1, [])
 
 
-def test_one_run_under_torchrun_is_none(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_run_under_torchrun_is_no_sweep(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert len(cli("seed=1").jobs) == len(cli("sweep=arms", "hydra.mode=RUN").jobs) == 1
 
@@ -572,7 +572,7 @@ def test_null_is_taken_wherever_a_comment_says_what_it_means() -> None:
         ("train tracker=-1", "tracker=-1 does not fit: choose one of jsonl, wandb."),
         ("train tracker=[1]", "tracker=[1] does not fit: choose one of jsonl, wandb."),
         ("train ~pretrained=1", "~pretrained=1 does not fit: choose one of gemma3, hf, smollm2."),
-        # names are as long as their bytes, and every choice of a sweep is looked at before its first job
+        # lengths count bytes, and all choices of a sweep are checked before its first job
         (f"train -m name=a,'{'木' * 67}'", f"name={'木' * 60}...: 201 {MANY}"),
         (f"crossplay players=[a,b] name={'c' * 201}", f"name={'c' * 60}...: 201 {MANY}"),
         (f"evaluate players=[{'e' * 300},base]", f"players={'e' * 60}...: {LONG}"),

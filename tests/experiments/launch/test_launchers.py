@@ -65,7 +65,8 @@ SMALL = [
 
 @pytest.fixture
 def toy(tmp_path: Path) -> Path:
-    """A folder with a command `app.py`, its configuration, a place to meet in and an empty folder to work in."""
+    """Folder with a command `app.py`, its configuration, a folder for notes between jobs, and an empty one to work
+    in."""
     for name, text in {"app.py": APP, **{f"toy_conf/{name}": text for name, text in CONF.items()}}.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)

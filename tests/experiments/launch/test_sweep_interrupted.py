@@ -33,7 +33,7 @@ def finish(process: subprocess.Popen[str]) -> str:
 
 
 def kill_where(folder: Path, pattern: str) -> None:
-    """Starts the sweep, and kills it and all its children once there is a file of such a name among its runs."""
+    """Starts the sweep, and kills it with all its children once a file of this name is among its runs."""
     process = start(folder, "train", *SWEEP)
     deadline = time.monotonic() + 1800
     while not list((folder / "runs").glob(pattern)):

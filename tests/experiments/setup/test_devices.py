@@ -62,10 +62,10 @@ def test_a_jobs_number_says_which_gpu_is_its_own(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(HydraConfig.instance(), "cfg", cfg)
     assert pick_device("auto") == pick_device("cuda") == torch.device("cuda:2") and pick_device("cpu").type == "cpu"
     worker = multiprocessing.current_process()
-    monkeypatch.setattr(worker, "name", "LokyProcess-2")  # beside others: its seventh job may begin where any ended
+    monkeypatch.setattr(worker, "name", "LokyProcess-2")  # the worker's number counts: jobs end in any order
     assert pick_device("auto") == torch.device("cuda:1")
     monkeypatch.setattr(worker, "name", "MainProcess")
-    monkeypatch.setattr(HydraConfig.instance(), "cfg", one)  # no sweep: there is no number
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", one)  # without a sweep there is no number
     assert pick_device("auto") == torch.device("cuda:0")
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert pick_device("auto") == torch.device("cuda:3")

@@ -77,7 +77,7 @@ def test_the_mute_arm_is_the_games_reward_without_talk_from_the_same_base() -> N
     spoken, mute = (flat(plain(configure("train", "sweep=diplomacy_press", f"ablation={a}"))) for a in ("full", "mute"))
     changed = {name: value for name, value in mute.items() if not name.startswith("only.") and value != spoken[name]}
     assert changed == {"arm": "mute", "env.press": "none", **SPEAKING, **LISTENING}
-    assert mute["base.vary.press"] == ["private", "none"]  # which leaves env.press out of what makes a base
+    assert mute["base.vary.press"] == ["private", "none"]  # so that env.press does not make another base
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_the_mute_arm_is_the_games_reward_without_talk_from_the_same_base() -> N
 def test_variants_of_the_credit_change_what_they_say_of_the_full_arm(preset: str, changes: dict[str, Any]) -> None:
     usual, cfg = (configure("train", "sweep=among_us_credit", f"ablation={name}") for name in ("full", preset))
     before, after = flat(plain(usual)), flat(plain(cfg))
-    assert {name: after[name] for name in changes} == changes  # what a sweep has of its own does not win
+    assert {name: after[name] for name in changes} == changes  # the preset wins over the sweep
     changed = {name: value for name, value in after.items() if value != before[name]}
     assert changed == {"arm": preset, **{name: value for name, value in changes.items() if value != before[name]}}
     run_spec(cfg)
@@ -147,13 +147,13 @@ def test_sweeps_of_estimators_are_the_small_runs_with_evaluations_on_the_way(swe
     changed = {name: value for name, value in cfg.items() if value != usual[name]}
     changed.pop("eval.every", None)
     assert changed == {"name": sweep, "eval.games": 128}
-    assert cfg["algo.iterations"] % cfg["eval.every"] == 0  # the last model is evaluated as the others on the way
+    assert cfg["algo.iterations"] % cfg["eval.every"] == 0  # the last model is among those evaluated
 
 
 def test_sweeps_of_filtered_cloning_play_as_many_games_as_the_one_of_ppo() -> None:
     human = configure("train", "sweep=dond_filtered_bc", "env.objective=-0.5")
     scripted = configure("train", "sweep=dond_filtered_bc_scripted", "base.players=careful", "env.objective=0")
-    few = configure("train", "sweep=dond_filtered_bc_300", "base=human")  # as data.dond brings it
+    few = configure("train", "sweep=dond_filtered_bc_300", "base=human")  # data.dond implies it
     ppo = configure("train", "sweep=dond_filtered_bc_ppo", "ablation=no_imitation", "env.objective=0")
     assert (human.algo.kind, human.base.data, human.arm) == ("filtered_bc", "human", "filtered_bc")
     assert (scripted.algo, scripted.eval) == (human.algo, human.eval)
@@ -190,7 +190,7 @@ def test_arms_near_people_differ_in_their_learner_and_its_strength_alone() -> No
 
 PROMISING = ("game_only", "reward_only", "listening_only", "speaking_only", "listening_speaking")
 OWN = "loss.own={_target_: marl.losses.claim.ClaimLoss, weight: 5.0}"
-PAID = "reward.own={_target_: anywhere.Paid}"  # whose weight is its class's
+PAID = "reward.own={_target_: anywhere.Paid}"  # the weight is the default of its class
 
 
 def measured(cfg: DictConfig) -> list[str]:
@@ -213,7 +213,7 @@ def test_presets_that_promise_what_is_on_train_nothing_else(preset: str) -> None
         **{(g, n): term["weight"] for g in ("loss", "reward") for n, term in shipped[g].items()},
     }  # fmt: skip
     assert zero_weights(settings) == []
-    named = configure("train", *given, "arm=mine")  # as it is called it may train anything
+    named = configure("train", *given, "arm=mine")  # an arm with its own name may train anything
     assert measured(named) == [] and named.loss.own.weight == 5.0
 
 
@@ -254,10 +254,10 @@ def test_a_pretrained_model_takes_smaller_steps_than_one_from_scratch() -> None:
     assert rates(*hf, "base=scripted", "base.learning_rate=1e-3", "algo.update.learning_rate=2e-3") == (1e-3, 2e-3)
     for game, name, rate, command in (("dond", "smollm2", 5e-4, "evaluate"), ("among_us", "gemma3", 3e-4, "play")):
         own = (f"model={name}", f"env={game}", "base=scripted")
-        assert rates(*own) == (rate, 1e-4)  # of an adapter
+        assert rates(*own) == (rate, 1e-4)  # with an adapter
         spec = run_spec(configure("train", *own))
         assert spec.model.lora == AdapterConfig() and not spec.base.lessons and not spec.base.players
         assert spec.algo.update.optimizer == "adamw" and spec.env["style"] == "brief"
         assert configure(command, *own).base == configure("train", *own).base
-    for command in ("evaluate", "play"):  # which may make the same base
+    for command in ("evaluate", "play"):  # they may make the same base
         assert configure(command, *hf, "base=scripted").base.learning_rate == 5e-5

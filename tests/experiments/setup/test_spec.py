@@ -41,7 +41,7 @@ def test_names_follow_from_the_configuration() -> None:
         with pytest.raises(UserError, match=r"^name, arm and seed=.*\d+ bytes are too many for a name\. Use 200\.$"):
             run_folder(settings(*one.split()))
     assert config_hash(settings("checkpoint.every=1", "checkpoint.keep=9")) == config_hash(settings())
-    for rounding in ("algo.concurrency=8", "algo.update.token_budget=512"):  # in which order numbers are added
+    for rounding in ("algo.concurrency=8", "algo.update.token_budget=512"):  # they change the order of sums
         assert config_hash(settings(rounding)) != config_hash(settings())
     typed = [settings(f"env.objective={one}", f"loss.listening.weight={none}") for one, none in ((1, 0), (1.0, 0.0))]
     assert config_hash(typed[0]) == config_hash(typed[1]) != config_hash(settings("env.objective=0"))
@@ -52,7 +52,7 @@ def test_names_follow_from_the_configuration() -> None:
     faster = identity(settings(*quick))
     assert (faster["algo"].pop("decode_steps"), faster["algo"].pop("play_bf16")) == (2, True)
     assert faster["algo"]["update"].pop("gradient_checkpointing")
-    assert faster == identity(settings())  # where they are off, a run is what it was before they were there
+    assert faster == identity(settings())  # settings that are off do not change the identity of older runs
 
 
 def test_an_arm_may_be_a_number() -> None:
@@ -96,8 +96,8 @@ def test_games_that_nothing_can_be_learned_from_are_told(capsys: pytest.CaptureF
     out_of_reach = hopeless(refused, capsys, "model=hf", "model.name=PATH")
     assert out_of_reach.endswith("Stop this run and train the model on scripted games first, by base=scripted.\n")
     assert "base.epochs=12" in hopeless(refused, capsys, "base=human", "data.dond=DIR")
-    assert not hopeless(failed, capsys, "ablation=listening_only")  # which needs no reward of the game
-    # Replies that found no room are empty, and refused: a base of more games would not help.
+    assert not hopeless(failed, capsys, "ablation=listening_only")  # which does not need the game's reward
+    # Replies without room in the context are empty and refused: a base of more games would not help.
     long = replace(refused[0], turns=tuple(replace(t, start=9, reply_ids=()) for t in refused[0].turns))
     told = "100% of the learner's replies find no room in its context. Stop this run and give it more, by "
     assert told in hopeless([long], capsys)
@@ -334,7 +334,7 @@ def test_parts_of_training_have_seeds_of_their_own() -> None:
     assert seeds_of(spec_of("seed=3", "seeds.games=5", "seeds.shuffling=6")) == Seeds(5, None, 6)
     again = seeds_of(spec_of("seed=3", "seeds.sampling=0", "init.learner=first"))
     assert again.sampling not in (0, None) and again.games == seeds_of(spec_of("seed=3", "init.learner=first")).games
-    # Null is as good as not there, so that runs of before keep their folders.
+    # Null means absent, so that older runs keep their folders.
     assert "seeds" not in identity(settings("seed=3"))
     assert identity(settings("seeds.games=5"))["seeds"] == {"games": 5}
     for setting in ("seeds.games=-1", "seeds.sampling=x", "seeds.shuffling=1.5", "+seeds.words=1"):

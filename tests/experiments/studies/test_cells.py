@@ -28,7 +28,7 @@ def test_a_stopped_study_goes_on_where_it_was(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 4  # no lock is left
 
 
-def test_what_is_not_to_be_kept_is_computed_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_that_are_not_to_be_kept_are_computed_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cells = {tmp_path / "a.json": "a", tmp_path / "b.json": "b"}
     assert not compute(cells, lambda name, number: None if name == "a" else {})
     assert [path.exists() for path in cells] == [False, True] and capsys.readouterr().out == ""

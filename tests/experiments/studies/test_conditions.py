@@ -63,7 +63,7 @@ def study(runs: Path, *overrides: str, named: dict | None = None) -> DictConfig:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two seeds of one arm from one base, and a run that stands for another arm."""
+    """Runs of two seeds of one arm from one base, and a copy that stands for another arm."""
     folder = tmp_path_factory.mktemp("runs")
     with without_pages():
         for seed in (0, 1):
@@ -91,7 +91,7 @@ def run_of(runs: Path, arm: str, seed: int) -> Path:
 
 
 def of_run(cells: dict[str, dict], run: Path, **wanted: object) -> dict[str, dict]:
-    """The metrics of the run's one cell with such settings."""
+    """Returns the metrics of the run's only cell with these settings."""
     (found,) = (
         cell["metrics"]
         for name, cell in cells.items()
@@ -197,7 +197,7 @@ def test_differences_are_to_the_reference_and_between_arms() -> None:
         ("large - usual", "RL+L+S"): -0.65, ("small", "RL+L+S - RL"): 0.2, ("usual", "RL+L+S - RL"): 0.3,
         ("large", "RL+L+S - RL"): 0.0,
     }  # fmt: skip
-    assert "usual - small" in conditions_tables.differences(played, ["vote/imposter"])  # the first, where none is named
+    assert "usual - small" in conditions_tables.differences(played, ["vote/imposter"])  # first by default
 
 
 def test_arms_of_deal_or_no_deal_are_compared_with_the_games_reward() -> None:
@@ -279,7 +279,7 @@ def test_learners_are_played_as_they_were_after_an_iteration(tmp_path: Path) -> 
     conditions.main(study(tmp_path, named=named))
     cells = cells_of(Path(study(tmp_path).cells))
     of_run = [cell for name, cell in cells.items() if name.startswith(run.name)]
-    assert len(of_run) == 3 and len(cells) == 4  # its end and its own evaluation are one, and so is all of the base
+    assert len(of_run) == 3 and len(cells) == 4  # iteration 2 and `as_is` share a cell, and the base has one
     (of_base,) = (cell for cell in cells.values() if cell["about"]["arm"] == "base")
     by_player = {cell["about"]["players"]["learner"]: cell["metrics"] for cell in of_run}
     assert by_player[begun.digest] == of_base["metrics"]
@@ -293,7 +293,7 @@ def test_learners_are_played_as_they_were_after_an_iteration(tmp_path: Path) -> 
         turned.load(torch.device("cpu"))
     save_file(weights_then, halfway)
 
-    foreign = run.with_name("another-s0-00000000")  # its settings are those of this run, its checkpoints were copied
+    foreign = run.with_name("another-s0-00000000")  # a copy, with this run's settings and checkpoints
     shutil.copytree(run, foreign)
     write_json(foreign / CARD, {**read_json(run / CARD), "run": foreign.name})
     assert [stage.iteration for stage in stages_of(foreign, "learner")] == [0, 2]

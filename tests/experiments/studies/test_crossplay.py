@@ -113,7 +113,7 @@ def test_the_table_of_players_whose_games_are_known(tmp_path: Path, monkeypatch:
     assert found[*pair, "game/points/column"] == pytest.approx(np.mean(rest)) and rows[0]["objective"] == "0.5"
 
 
-def test_where_scores_add_up_to_nothing_points_are_shown(
+def test_points_are_shown_where_scores_add_up_to_zero(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(crossplay, "find_player", takers)
@@ -216,7 +216,7 @@ def test_runs_of_every_learner_can_be_played(algo: str, runs: Path, tmp_path: Pa
     assert parts.algo.temperature == 1.0
 
 
-def test_a_pair_that_plays_in_bfloat16_is_another(runs: Path, tmp_path: Path) -> None:
+def test_a_pair_that_plays_in_bfloat16_has_a_cell_of_its_own(runs: Path, tmp_path: Path) -> None:
     cfg = settings(*QUIET, f"runs={runs}", "players=[careful,fair]")
     parts = play_spec(cfg)
     pair = [crossplay.Player(name, name, name) for name in ("careful", "fair")]

@@ -102,7 +102,7 @@ def figures_of(run: str, objective: float, seed: int, iteration: int, **figures:
         yield key, Interval(value, value - 0.1, value + 0.1, 100)
 
 
-def test_no_arm_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_show_the_shares_of_all_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second arm's shares are above all of the first."""
     found = []
     for seed, (arm, end) in enumerate([("first", 0.05), ("second", 0.4)]):

@@ -57,7 +57,7 @@ def test_a_band_by_hand() -> None:
         Band("full", "game/score", 1, pytest.approx(6 - half), pytest.approx(6 + half)),
         Band("full", "game/score", 2, pytest.approx(8 - half), pytest.approx(8 + half)),
     ]
-    # A seed that made it is inside whatever the margin, and what can't be negative has no band there.
+    # Seeds that made a band are inside at any margin, and metrics that cannot be negative have no negative bounds.
     [first, _] = make_bands(curves, margin=0.01)
     assert (first.low, first.high) == (5.0, 7.0)
     [low] = make_bands({("full", "errors/per_turn"): {0: {1: 0.0}, 1: {1: 0.01}}}, margin=5)
@@ -65,7 +65,7 @@ def test_a_band_by_hand() -> None:
 
 
 def test_each_seed_is_compared_with_bands_of_the_others() -> None:
-    # Without seed 2 a band is 6 - 2.45 to 6 + 2.45; without 0 or 1, whose others are 13 apart and more, all is inside.
+    # Without seed 2 the band is 6 +- 2.45. Without 0 or 1 the other two are 13 or more apart, and all is inside.
     rows = {("full", "game/score"): {0: {1: 5.0}, 1: {1: 7.0}, 2: {1: 20.0}}}
     pair = {("game_only", "game/score"): {0: {1: 0.0}, 1: {1: 9.0}}}
     found = leave_one_out({**rows, **pair}, margin=2**0.5)
@@ -75,7 +75,7 @@ def test_each_seed_is_compared_with_bands_of_the_others() -> None:
     assert leave_one_out(pair, margin=5) == {}
 
 
-def test_who_wins_stands_for_what_is_paid() -> None:
+def test_bands_of_win_rates_replace_those_of_the_score() -> None:
     seeds = {0: {1: 0.5}, 1: {1: 0.6}}
     bands = make_bands({("RL", "game/score"): seeds, ("RL", "game/win_rate/crewmates"): seeds}, margin=5)
     assert [band.metric for band in bands] == ["game/win_rate/crewmates"]

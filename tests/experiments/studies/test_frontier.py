@@ -180,7 +180,7 @@ def test_a_run_made_again_under_its_name_has_a_cell_of_its_own(tmp_path: Path) -
 
 
 def test_both_views_of_a_dialogue_are_one_draw(tmp_path: Path) -> None:
-    """An interval of figures that are the same in both views is that of so many dialogues, not of twice as many."""
+    """Figures that are the same in both views have the interval of so many dialogues, not of twice as many."""
     views = [view for view, _ in human_proposals(str(write(tmp_path, test=TEST)), ENV, None)]
     assert len(views) == 2 and len({view.dialogue for view in views}) == 1
     rng = np.random.default_rng(0)

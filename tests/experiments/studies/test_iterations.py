@@ -36,12 +36,12 @@ def test_the_correlation_is_that_of_all_single_scores() -> None:
 @pytest.mark.parametrize(
     ("means", "error", "expected"),
     [
-        ([1, 3, 5, 7], 0.1, 30),  # to the end
+        ([1, 3, 5, 7], 0.1, 30),  # rises to the end
         ([1, 3, 5, 5.1, 5.2], 0.1, 20),
         ([1, 3, 5, 5.1, 5.3], 0.1, 30),  # .3 is more than 1.96 * .1414, .2 is not
-        ([5, 3, 1], 0.1, 0),  # never above where it began
-        ([1, 5, 3, 4], 0.1, 10),  # its best, though worse ones follow
-        ([1, 3, 5], 9.0, 0),  # nothing can be told from noise
+        ([5, 3, 1], 0.1, 0),  # never above its start
+        ([1, 5, 3, 4], 0.1, 10),  # the best, though worse ones follow
+        ([1, 3, 5], 9.0, 0),  # no rise beyond the noise
     ],
 )
 def test_a_plateau_is_what_no_later_iteration_beats(means: list[float], error: float, expected: int) -> None:
@@ -52,7 +52,8 @@ def run(
     runs: Path, name: str, arm: str, seed: int, scores: list[float], objective: float = 1.0,
     points: list[float] | None = None, tokens: int = 0, games: int = 500, **more: float,
 ) -> None:  # fmt: skip
-    """A finished run as far as this is read of it: evaluations of 100 games, half of which end in a deal."""
+    """Writes the files of a finished run that the command reads: evaluations of 100 games, half of which end in a
+    deal."""
     folder = runs / name
     folder.mkdir()
     config = {"env": {"game": "dond", "objective": objective}, "algo": {"games": games}, "arm": arm, "seed": seed}
@@ -153,7 +154,7 @@ def by_name(path: Path, *names: str) -> dict[tuple[str, ...], dict[str, str]]:
 
 
 def test_intervals_of_one_policy_are_over_its_games_and_of_shares_within_0_and_1(tmp_path: Path) -> None:
-    """Seeds start from one base, which plays the same games: that says nothing of how seeds differ."""
+    """All seeds start from one base, which plays the same games, so its interval cannot be over seeds."""
     for seed, (end, inverted) in enumerate([(0.99, 0.0), (1.0, 0.3), (0.9, 0.0)]):
         run(tmp_path, f"x-{seed}", "cloned", seed, [8.08, 9 + seed])
         path = tmp_path / f"x-{seed}" / "metrics.jsonl"
@@ -175,15 +176,15 @@ def test_intervals_of_one_policy_are_over_its_games_and_of_shares_within_0_and_1
 
 
 def test_arms_are_compared_at_equal_games_and_at_equal_compute(tmp_path: Path) -> None:
-    """filtered_bc: 4 rounds of 500 games, a million tokens a round, each played once and learned from in 3 passes
-    (4,000 thousand passes a round); full: 10 rounds of 100 games, half a million tokens."""
+    """filtered_bc plays 4 rounds of 500 games and a million tokens, each played once and learned from in 3 passes (4
+    million token passes a round). full plays 10 rounds of 100 games and half a million tokens."""
     cloned = ([1, 3, 5, 6, 8], [2, 4, 6, 8, 9])
     for seed, scores in enumerate(cloned):
         run(tmp_path, f"x-{seed}", "filtered_bc", seed, scores, tokens=1_000_000)
     for seed, end in enumerate((8, 5, 6)):
         rising = [1 + i * (end - 1) / 10 for i in range(11)]
         run(tmp_path, f"x-full-{seed}", "full", seed, rising, games=100, tokens=500_000)
-    run(tmp_path, "x-other", "alone", 0, [1, 2], objective=0.0)  # another objective holds nobody
+    run(tmp_path, "x-other", "alone", 0, [1, 2], objective=0.0)  # runs of another objective do not count
     found = by_name(collect(tmp_path) / "iterations_summary.csv", "objective", "arm", "figure")
 
     def mean(arm: str, figure: str) -> float:
@@ -261,12 +262,12 @@ def test_a_file_that_no_run_could_have_left_is_refused(lines: str, said: str, tm
 def test_what_is_published_says_what_made_it_and_keeps_its_name(tmp_path: Path) -> None:
     run(tmp_path, "x-0", "a", 0, [1, 2])
     out = collect(tmp_path, "name=starts", f"publish={tmp_path / 'page'}", drawn=True)
-    assert json.loads((out / "cards.jsonl").read_text())["command"] == "train.py"  # no places of this machine
+    assert json.loads((out / "cards.jsonl").read_text())["command"] == "train.py"  # no paths of this machine
     made = {path.name for path in out.glob("starts*")}
     assert made == {"starts.csv.gz", "starts_by_arm.csv.gz", "starts_summary.csv", "starts.svg"}
     for path in (*out.glob("starts_*"), out / "starts.svg"):
         path.unlink()
-    iterations.main(settings(f"data={out / 'starts.csv.gz'}"))  # made again, and no other table's
+    iterations.main(settings(f"data={out / 'starts.csv.gz'}"))  # drawn again, under the same names
     assert {path.name for path in out.iterdir()} == made | {"cards.jsonl"}
 
 
@@ -278,8 +279,9 @@ def test_a_runs_objective_is_that_of_its_evaluation(tmp_path: Path) -> None:
     assert {row["objective"] for row in found} == {"0.5"} and "game/score" in {row["metric"] for row in found}
 
 
-def test_one_policy_before_training_is_no_surer_for_being_many_seeds(tmp_path: Path) -> None:
-    """Standard errors are .2: of a rise by .45 from one policy to three seeds' mean, sqrt(.04 + .04 / 3) = .23."""
+def test_one_base_of_several_seeds_counts_once(tmp_path: Path) -> None:
+    """Each standard error is .2. A rise by .4 from one base to the mean of three seeds has the standard error sqrt(.04
+    + .04 / 3) = .23, and is no certain rise."""
     at = {"games": 100, "game/score": 3.0, "game/score_sd": 2.0}
     assert iterations.error_of_mean("game/score", [at] * 3) == pytest.approx(0.2)
     others = [{**at, "game/score": score} for score in (3.0, 3.1, 3.2)]

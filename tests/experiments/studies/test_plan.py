@@ -18,7 +18,7 @@ def test_the_published_comparison(capsys: pytest.CaptureFixture[str]) -> None:
     assert "too few seeds" in three
 
 
-def test_what_cannot_be_planned() -> None:
+def test_impossible_settings_are_refused() -> None:
     for override, said in (
         ("a=1.2", "a=1.2: must be a number between 0 and 1"),
         ("b=0.55", "equal rates cannot be told apart"),

@@ -57,7 +57,7 @@ def site_of(cfg: DictConfig) -> Iterator[Any]:
 
 @contextmanager
 def served(runs: Path, *settings: str) -> Iterator[str]:
-    """The same pages from a thread of this process, which starts at once: their address."""
+    """Serves the same pages from a thread of this process, which starts at once. Yields their address."""
     import uvicorn
 
     with site_of(configure("web", f"runs={runs}", *QUICK, *settings)) as app, web.listen("127.0.0.1", 0) as listening:
@@ -73,7 +73,7 @@ def served(runs: Path, *settings: str) -> Iterator[str]:
 
 @contextmanager
 def server(runs: Path, *settings: str, port: int = 0) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """`python -m experiments.web` on these runs: its address and its process, which is ended at the end."""
+    """Runs `python -m experiments.web` on these runs. Yields its address and its process, which is ended afterwards."""
     command = [sys.executable, "-u", "-m", "experiments.web", f"runs={runs}", f"port={port}", *QUICK, *settings]
     env = {**os.environ, "PYTHONPATH": str(ROOT), **dict(each.split("=") for each in TOKENS)}
     process = subprocess.Popen(command, cwd=runs, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -148,7 +148,7 @@ def finish_game(
 
 
 def fits(page: Any) -> bool:
-    """Tells whether nothing is cut off at the side."""
+    """Returns whether nothing is cut off at the side."""
     return bool(page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"))
 
 
@@ -169,7 +169,7 @@ def version(page: Any) -> str:
 
 
 def changed(page: Any, before: str) -> None:
-    """Waits until the table is another one."""
+    """Waits until the table has changed."""
     page.wait_for_function(
         "before => document.querySelector('[data-state]').dataset.version !== before", arg=before, timeout=30000
     )

@@ -1,4 +1,4 @@
-"""Nothing hidden is sent: two games that differ in one secret alone send the same bytes, in all that is sent."""
+"""Secrets are not sent: two games that differ in one secret alone send the same bytes."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ Sent = dict[tuple[str, ...], set[str]]
 
 
 class Same:
-    """A player that does the same whatever it holds."""
+    """A player that acts the same whatever it knows."""
 
     def __init__(self) -> None:
         self.name, self.replies = "", 0

@@ -77,7 +77,7 @@ def simulated_difference(folder: Path) -> tuple[float, float]:
 
 
 def test_programs_play_among_us_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A won game is a point; whoever is the imposter or a crewmate is told so by the page, and plays as one."""
+    """A won game counts as one point. The page tells the program its role, and it plays that role."""
     quick = {"max_steps": 60, "cooldown": 1, "messages_each": 1}
     conditions = {seat: {"opponent": "careful", "seat": seat} for seat in ("crewmate", "imposter")}
     written(tmp_path, parts={"one": {"game": "among_us", "env": quick, "conditions": conditions}})

@@ -74,7 +74,7 @@ def agree(person: TestClient, page: str) -> Any:
 
 
 def join(person: TestClient) -> str:
-    """Agrees to everything; returns the first page of whoever takes part."""
+    """Agrees to everything, and returns the first page of the study."""
     found = agree(person, person.get("/study").text)
     assert found.status_code == 200
     return str(found.text)
@@ -414,7 +414,7 @@ def test_whoever_withdraws_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_study_s_games_are_watched_once_they_are_exported(tmp_path: Path) -> None:
-    """The pages for everybody show nothing of a study but what whoever runs it has written out."""
+    """Public pages show nothing of a study until its owner has exported it."""
     written(tmp_path)
     with studying(tmp_path) as browser:
         person = browser()

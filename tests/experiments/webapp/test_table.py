@@ -104,7 +104,8 @@ def test_the_map_shows_whom_the_player_sees() -> None:
 
 # --- The queue --------------------------------------------------------------------------------------------------------
 def test_places_go_to_those_who_wait_longest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two places: whoever asked first gets the first that is free; who no longer asks is passed over."""
+    """Two places are shared: the first to ask gets the next free one. People who have stopped asking are passed
+    over."""
     now = [0.0]
     monkeypatch.setattr(engine.time, "monotonic", lambda: now[0])
     queue = engine.Queue()

@@ -48,7 +48,7 @@ from tests.marl.planners import negotiator
 
 # --- Watching ---------------------------------------------------------------------------------------------------------
 def test_two_runs_are_watched_side_by_side(tmp_path: Path) -> None:
-    """Games of the run's base and of other runs that were dealt the same are offered, no others; a run has an arm."""
+    """Games that were dealt the same are offered, of the run's base and of other runs, with the arm of each run."""
     env = {"game": "dond", "style": "natural"}
     agent = tiny_agent()
     for run, arm, seeds in (("one", "full", (1, 2)), ("two", "game_only", (2, 1)), ("three", "none", (3,))):
@@ -213,7 +213,7 @@ def test_the_timeline_shows_what_players_were_told(player: str) -> None:
 
 
 def test_a_game_that_cannot_be_shown_is_told_in_a_sentence(tmp_path: Path) -> None:
-    """Beliefs that are no probabilities of the answers; names that are no text, and games without turns, are shown."""
+    """Games are refused if beliefs are no probabilities. Names that are no text and games without turns are shown."""
     make = env_maker({"game": "among_us", "style": "natural", "max_steps": 20})
     (episode,) = rollout([Game(1)], everyone(scripted("among_us", "careful")), make, 1)
     game = json.loads(json.dumps(episode_to_json(episode)))

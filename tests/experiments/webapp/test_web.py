@@ -283,7 +283,8 @@ def test_requests_a_minute_are_limited(tmp_path: Path) -> None:
 
 
 def test_new_people_of_an_address_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dropping the cookie gives no fresh limit; whoever has one goes on, and so does another address."""
+    """Dropping the cookie does not reset the limit. People with a cookie go on, and other addresses have limits of
+    their own."""
     now = [0.0]
     monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: now[0]))
     with serving(tmp_path, "new_people=10") as browser:

@@ -96,7 +96,7 @@ def test_games_do_not_wait_for_one_another(serve: Callable[[Answering], Server])
 
 
 def packed_answer(server: Server, asked: dict[str, Any], handler: Any) -> None:
-    """Packed, under a charset of nonsense: JSON is UTF-8, and of the headers none says otherwise."""
+    """Sends the answer packed, under a charset that makes no sense: JSON is UTF-8 whatever the headers say."""
     charset = ("hex", "zlib", "base64", "rot13", "idna", "undefined", "utf-32", "no-such")[len(server.asked) % 8]
     said = json.dumps({"choices": [{"message": {"content": "[message] h\u00fcte [END]"}}]}, ensure_ascii=False)
     body = gzip.compress(said.encode())
@@ -180,7 +180,7 @@ HOSTILE: dict[str, tuple[Answering, Lost]] = {
 
 
 def test_a_failure_costs_its_game_and_the_others_go_on(serve: Callable[[Answering], Server]) -> None:
-    """Each of the first games meets another failure in its first request; the last three end as they would have."""
+    """The first games fail in their first request, each in another way; the last three end as they would have."""
 
     def answering(server: Server, body: dict[str, Any], handler: Any) -> None:
         number = len(server.asked) - 1  # one at a time: first the openings, in the order of the games
@@ -259,10 +259,10 @@ def test_too_many_requests_then_right(serve: Callable[[Answering], Server]) -> N
 
 
 @pytest.mark.parametrize(("status", "stops"), [(401, True), (403, False), (404, False), (500, False)])
-def test_beside_a_learner_a_refused_key_alone_stops(
+def test_only_a_refused_key_stops_a_game_beside_a_learner(
     status: int, stops: bool, serve: Callable[[Answering], Server]
 ) -> None:
-    """403 is what a moderator says of one request."""
+    """Status 403 costs one game alone, because moderators answer so to a single request."""
 
     def answering(server: Server, body: dict[str, Any], handler: Any) -> None:
         if len(server.asked) == 2:
@@ -433,7 +433,7 @@ def test_a_count_that_is_chosen_is_the_count(serve: Callable[[Answering], Server
 def test_a_placeholder_for_a_key_is_no_secret(
     serve: Callable[[Answering], Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Words that stand for a key where the endpoint wants none may be said."""
+    """Words that stand for a key, if the endpoint needs none, may be printed."""
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     server = serve(lambda server, body, handler: handler.say("[message] I want none of the books [END]"))
     assert play(agent_of(server.url), games=1)[0].turns[0].message == "I want none of the books"
@@ -441,7 +441,8 @@ def test_a_placeholder_for_a_key_is_no_secret(
 
 
 def test_what_was_paid_for_is_kept_where_the_budget_ends(serve: Callable[[Answering], Server], tmp_path: Path) -> None:
-    """Requests that are under way when another one finds it spent; the next command asks nothing twice."""
+    """Requests are under way when another one finds the budget spent. Their answers are kept, and the next command asks
+    nothing twice."""
     began = threading.Barrier(3, timeout=10)
 
     def slowly(server: Server, body: dict[str, Any], handler: Any) -> None:

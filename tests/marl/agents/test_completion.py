@@ -1,4 +1,4 @@
-"""Chat completions: words, thoughts, and everything that is none."""
+"""Chat completions: words, thoughts, and answers that are neither."""
 
 import json
 import time

@@ -250,7 +250,7 @@ def test_waiting_costs_no_forward_pass_until_a_reply_is_due(policies: dict[str, 
 def test_a_seat_that_outgrows_its_slot_falls_silent_and_the_others_go_on(
     name: str, decode_steps: int, policies: dict[str, Policy]
 ) -> None:
-    """Two seats with room for 150 tokens, of which one reads more and more."""
+    """Two seats have room for 150 tokens each, and one of them reads more and more."""
     policy = policies[name]
     agent = model(policy, context=150, max_new_tokens=60, decode_steps=decode_steps)
     seen, lengths = 0, []

@@ -29,8 +29,8 @@ NEXT = np.array([
 
 
 class Chain:
-    """Two players, one unit each with three orders, three positions, and an end. A row: position, first one's score in
-    percent."""
+    """Game of two players with one unit each, three orders, three positions, and an end. A state is a position and the
+    first player's score in percent."""
 
     players, slots, codes, features_size = 2, 2, 3, 3
 

@@ -55,7 +55,7 @@ def test_past_selves_play_as_they_were_and_a_stopped_run_draws_the_same(tmp_path
     assert again == drawn[5:]
 
 
-def test_who_wins_more_plays_more(tmp_path: Path) -> None:
+def test_past_selves_that_win_more_play_more(tmp_path: Path) -> None:
     memory = {"0/games": 8.0, "0/wins": 0.0, "2/games": 8.0, "2/wins": 8.0}
     by_wins = pool(tmp_path, tiny_policy(), "wins", memory).chances(5)
     # (0 + 1) / 10, (8 + 1) / 10, and 1 / 2 for the one that has not played yet.

@@ -106,8 +106,8 @@ def test_a_claim_is_worth_what_its_plan_expected() -> None:
 
 
 def test_a_vote_is_worth_what_its_plan_expected() -> None:
-    """Votes expected to eject the imposter with 3/4 and 1/4, of which the first did, for a reward of 1; after the other
-    the game went on and paid 1/2, or nothing."""
+    """Plans expect the two votes to eject the imposter with 3/4 and 1/4. The first vote did, for a reward of 1; after
+    the other the game went on and paid 1/2, or nothing."""
 
     def game(plan: tuple[float, ...], ending: str, paid: float) -> Episode:
         planned = replace(PLANNED, plan=plan, values=(1.0, 0.0, 0.0), played=True)
@@ -135,7 +135,7 @@ def test_a_vote_is_worth_what_its_plan_expected() -> None:
 
 
 @pytest.mark.parametrize("value", VALUES)
-def test_an_iteration_regresses_the_critic_to_it(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_iteration_regresses_the_critic_to_the_chosen_value(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[TokenBatch] = []
 
     def spy(policy: Policy, reference: Policy, batch: TokenBatch, *rest: Any) -> dict[str, float]:
@@ -221,7 +221,7 @@ def test_iterations_play_the_plan_and_learn_it_while_the_anchor_stays(trained: A
     np.testing.assert_allclose(turn.planned.anchor, torch.tensor(scores).double().softmax(0), atol=1e-4)
 
 
-def test_a_stopped_run_goes_on_as_if_it_never_was_and_rows_have_a_seed_of_their_own(trained: Any) -> None:
+def test_a_stopped_run_goes_on_as_if_never_stopped_and_rows_have_their_own_seed(trained: Any) -> None:
     whole, ((_, episodes), _) = trained
     halves, other = learner(), learner()
     ((_, first),) = rl_pikl(halves, 1)

@@ -124,7 +124,7 @@ def informative(policy: Policy) -> float:
 
 @pytest.fixture(scope="module")
 def both() -> tuple[Policy, Played]:
-    policy = train(0, *BOTH, iterations=24)  # all 40, of five seeds, in test_it_takes_two
+    policy = train(0, *BOTH, iterations=24)  # all 40 in test_a_language_takes_a_speaker_and_a_listener
     return policy, play(policy)
 
 
@@ -157,8 +157,8 @@ def test_each_estimator_makes_a_language(estimator: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "arm", [BOTH, NEITHER, SPEAKING_ONLY, LISTENING_ONLY], ids=["both", "neither", "speaking", "listening"]
 )
-def test_it_takes_two(arm: tuple[float, float], seed: int) -> None:
-    """A speaker without a listener and a listener without a speaker are as good as nobody."""
+def test_a_language_takes_a_speaker_and_a_listener(arm: tuple[float, float], seed: int) -> None:
+    """Training a speaker without a listener, or a listener without a speaker, leaves play at chance."""
     assert informative(hint_policy(seed)) == pytest.approx(0.5, abs=1e-6)
     played = play(train(seed, *arm))
     if arm == BOTH:

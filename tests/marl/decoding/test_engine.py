@@ -135,7 +135,7 @@ def test_positions_that_depend_on_who_shares_a_pass_are_refused() -> None:
 @pytest.mark.parametrize("name", ["tiny", "falcon_h1"])
 @torch.no_grad()
 def test_slots_may_be_read_in_any_order(name: str, policies: dict[str, Policy]) -> None:
-    """Single tokens of any slots, in turn with longer pieces, rewinding, texts that are scored, and new games."""
+    """Reading mixes single tokens of any slots with longer pieces, rewinding, texts that are scored, and new games."""
     policy, rng = policies[name], np.random.default_rng(0)
     engine = Engine(policy, 16, CONTEXT)
     held: dict[int, list[int]] = {}

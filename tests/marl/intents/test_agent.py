@@ -163,7 +163,7 @@ def test_near_a_full_context_games_are_played_to_their_end(arm: str) -> None:
 
 
 def test_a_planned_claim_that_does_not_fit_is_not_played() -> None:
-    """The own stream holds an intent, too, so that it may be full where the action model still has room."""
+    """The own stream also holds an intent, so that it may be full while the action model still has room."""
     filters = replace(QUIET, candidates=2, draws=3)
     start = next(t.start for t in played("both")[0].turns if t.agent == "player_0")
     for context in range(start + 4, start + 11, 2):

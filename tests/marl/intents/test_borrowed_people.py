@@ -1,4 +1,4 @@
-"""Lessons made of people's own messages: whatever is borrowed and renamed, the parser reads the intent in it."""
+"""Lessons made of people's own messages: the parser reads the intent in every one that is borrowed and renamed."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_the_poorest_are_left_out() -> None:
 
 
 def ensemble(seed: int = 0) -> tuple[Ensemble, torch.Tensor]:
-    """Two kinds that move one feature each; features of messages that nobody has seen."""
+    """An ensemble of two kinds that move one feature each, with features of held-out messages."""
     draw = torch.Generator().manual_seed(seed)
     human, unseen = (torch.randn(n, 5, generator=draw) for n in (300, 400))
     spoiled = {}

@@ -124,7 +124,7 @@ def test_every_order_is_chosen_by_its_options() -> None:
     assert choices_of(trees_of(phase().state)[PAR], HELP) == ("H",)
 
 
-def test_who_breaks_a_word_is_not_truthful() -> None:
+def test_a_phase_with_a_broken_promise_is_not_truthful() -> None:
     said = Said("FRANCE", "GERMANY", "please support PAR to CON .")
     kept, broken = {PAR: MOVE, BER: BER * N + BER}, {PAR: HELP, BER: MOVE}
     state = phase().state

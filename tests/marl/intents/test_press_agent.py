@@ -122,7 +122,7 @@ def test_words_that_make_the_planned_order_less_likely_betray_it() -> None:
 
 
 def test_a_unit_of_ones_own_is_planned_with_all_that_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """France has units in PAR and BER, and was asked for support by Turkey: it knows that with either unit."""
+    """France has units in PAR and BER, and Turkey asked it for support: plans of both units know that."""
     notes = Notes()
     notes.read("you FRANCE years 1 solo 4\nspring 1\nAUSTRIA VIE FRANCE PAR BER TURKEY CON\n")
     notes.phases[-1].talk.append(Said("TURKEY", "FRANCE", "please support CON to VIE ."))

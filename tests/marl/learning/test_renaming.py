@@ -70,7 +70,7 @@ def test_each_row_is_the_same_game_in_other_names(tokens: Tokens, batch: TokenBa
 
 
 def test_all_names_stay_candidates_once_each(tokens: Tokens) -> None:
-    """Names that nobody in the game has may be asked for too."""
+    """Questions may also ask for names that nobody in the game has."""
     env = env_maker({"game": "among_us", "style": "compact", "candidates": "all_names", "max_steps": 80})
     episodes = rollout(draw_games(0, 1, count=3), everyone(scripted("among_us", "informed", tokens)), env, 3)
     batch = collate(rows_of(episodes, {"informed"}), {}, silent_roles=("imposter",))

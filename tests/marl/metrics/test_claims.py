@@ -129,7 +129,7 @@ def test_honest_players_and_liars_are_told_apart(truth: bool, style: Style) -> N
 
 
 def test_places_are_those_of_the_game() -> None:
-    """Rooms in the replay against what players are told of where they are."""
+    """Rooms in the replay are those that the game told its players."""
     settings = {"game": "among_us", "style": "compact", "players": 6, "cooldown": 2}
     looks: dict[tuple[int, str], set[Any]] = {}
 

@@ -46,7 +46,8 @@ def test_without_a_code_it_is_found_at_the_stated_rate() -> None:
 
 
 def meeting(password: bool, seed: int) -> Episode:
-    """`meeting_game` in which the crew says a password, or what the imposter says, and votes for who does not."""
+    """Returns `meeting_game` with other words: the crew says a password if there is one, and everybody else says
+    anything."""
     game = meeting_game(seed)
     rng = np.random.default_rng(seed)
     text = ["i saw nothing", "i was in {}", "did anyone see {}"]
@@ -84,6 +85,6 @@ def test_other_games_are_refused() -> None:
     assert "talk/password" not in password_metrics([silent], np.random.default_rng(0))
 
 
-def test_a_turn_without_words_is_nobodys_form() -> None:
+def test_a_turn_without_words_counts_as_no_form() -> None:
     mute = replace(meeting_game(), turns=(*meeting_game().turns, Turn("player_0", "imposter", 20, TurnKind.SPEAK, "")))
     assert [p.forms for p in speakers([mute])] == [p.forms for p in speakers([meeting_game()])]

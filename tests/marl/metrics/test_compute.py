@@ -42,13 +42,13 @@ def test_compute_is_counted_in_passes(settings: dict[str, Any], expected: list[f
     evaluations = [{"iteration": i, "phase": "eval", "rollout/tokens": 5_000} for i in (0, 1, 2)]
     found = token_passes(settings, [*evaluations, *rows], {i: round(1_000_000 * i * share) for i in (1, 2)})
     assert found == {i: 1_000_000 * expected[i] for i in (0, 1, 2)}
-    assert token_passes(settings, [*evaluations, *rows], {}) == {}  # nobody noted it
+    assert token_passes(settings, [*evaluations, *rows], {}) == {}  # tokens were not noted
     update = settings.get("algo", {}).get("update", {})
     stopping = {**settings, "algo": {"update": {**update, "target_kl": 0.1}}}
-    assert token_passes(stopping, [*evaluations, *rows], {1: 5, 2: 5}) == {}  # nor how early its updates ended
+    assert token_passes(stopping, [*evaluations, *rows], {1: 5, 2: 5}) == {}  # it is unknown when updates ended early
     planned = {**settings, "algo": {"update": update, "planner": {"iterations": 100}}}
-    assert token_passes(planned, [*evaluations, *rows], {1: 5, 2: 5}) == {}  # nor what plans have cost
-    for share, known in ((0.5, False), (0.0, True)):  # nor a partner's, where it sits down
+    assert token_passes(planned, [*evaluations, *rows], {1: 5, 2: 5}) == {}  # the cost of plans is unknown
+    for share, known in ((0.5, False), (0.0, True)):  # also a partner's plans, if it plays
         cast = {"negotiator": {"player": "learner", "partner": "base+plan", "partners": share}}
         assert bool(token_passes({**settings, "cast": cast}, [*evaluations, *rows], {1: 5, 2: 5})) == known
     told = {**settings, "algo": {"update": update, "intents": "runs/intents-both-s0"}}

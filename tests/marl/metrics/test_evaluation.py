@@ -260,7 +260,7 @@ def test_figures_are_of_the_players_that_are_named() -> None:
     found = means(among_us_metrics([meeting_game()], {"learner"}))
     assert (found["vote/imposter"], found["vote/skip"]) == pytest.approx((1 / 3, 1 / 3))
     assert (found["talk/names"], found["talk/names_imposter"], found["talk/naming_true"]) == (2 / 4, 1 / 4, 1 / 2)
-    # Of everybody, whose words are measured or not: Red's, too.
+    # Changes of belief are over everybody's messages, Red's too.
     assert found["speech/belief_change/toward_truth"] == pytest.approx((0.4 - 0.1 - 0.2 + 0.05) / 4)
     assert found["talk/imposter_names"] == 1 and found["game/win_rate/imposters"] == 1
 
@@ -297,7 +297,7 @@ def test_a_discussion_by_hand() -> None:
     assert shown == pytest.approx(
         {
             "game/win_rate/crewmates": 0, "game/win_rate/imposters": 1, "game/how/time": 1,
-            "game/how/ejection": 0, "game/how/tasks": 0, "game/how/parity": 0,  # known, and nobody's
+            "game/how/ejection": 0, "game/how/tasks": 0, "game/how/parity": 0,  # possible ends that did not happen
             "game/meetings": 1, "game/reports": 1, "game/tasks_done": 0.3, "game/steps": 13, "game/decisions": 30,
             "game/ejected_imposter": 0, "game/ejected_crewmate": 0,
             # Of Blue, Green, Yellow and Pink. Red is one of five alive.
@@ -327,7 +327,7 @@ def test_among_us_intervals_are_over_games() -> None:
     found = among_us_metrics([meeting_game(seed) for seed in range(50)])
     assert {value.n for value in found.values()} == {50}
     assert found["vote/imposter"].low == found["vote/imposter"].high  # every game has the same votes
-    # Nothing can be resampled of what holds always or never: then the games count, not the two messages of each.
+    # What is always or never true does not vary in resampling; the interval then counts games, not messages.
     ejections = among_us_metrics([ejection_game()] * 50)
     assert (ejections["talk/naming_true"], ejections["talk/accuses"]) == (wilson(50, 50), wilson(0, 50))
 

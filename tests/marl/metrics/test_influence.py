@@ -1,4 +1,4 @@
-"""Influence of a message: against listeners read by hand, who ignore it, and who hear it again."""
+"""Influence of a message: against listeners read by hand, who ignore it, or who hear it again."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A probe finds a lie that the state holds, and nothing where there is none."""
+"""A probe finds lies that the state holds, and nothing if it holds none."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -42,7 +42,7 @@ def test_the_area_by_hand() -> None:
 
 
 def test_no_game_is_scored_by_a_probe_that_knows_it() -> None:
-    """Each game has a state of its own, and its labels: a probe that had seen it would be right."""
+    """Labels can be told from the game alone, so a probe would be right only about games that it was trained on."""
     rng = np.random.default_rng(0)
     games = np.repeat(np.arange(50), 4)
     labels = np.repeat(rng.random(50) < 0.5, 4)

@@ -51,7 +51,8 @@ class Planted:
 
 
 def growing(episode: Episode) -> Episode:
-    """The game with listeners, asked once at a time, whose belief in the killer grows by a fifth between answers."""
+    """Returns the game with one answer for each listener and step. The belief in the killer starts at 1e-6 and grows by
+    a fifth from answer to answer."""
     (killer,) = (episode.facts["names"][agent].lower() for agent in episode.facts["imposters"])
     asked: Counter[str] = Counter()
     beliefs = {(belief.listener, belief.step): belief for belief in episode.beliefs}  # a script's may be many samples

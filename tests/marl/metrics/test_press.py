@@ -24,7 +24,7 @@ def belief(step: int, unit: str, hold: float, move: float, help_: float) -> Beli
 
 
 def test_promises_kept_believed_and_requests_granted() -> None:
-    """France asks Germany to help it to ROM, which does; Italy promises Germany help to PAR, and helps another."""
+    """France asks Germany for help to ROM, and gets it. Italy promises Germany help to PAR, and helps another power."""
     turns = (
         chosen(0, 0, "GERMANY"), said(0, 1, "please support PAR to ROM ."),
         chosen(2, 3, "GERMANY"), said(2, 4, "i will support BER to PAR ."),

@@ -55,7 +55,7 @@ def test_two_players_by_hand() -> None:
     assert draws["a"].mean == pytest.approx(0, abs=1e-9)
 
 
-def test_who_always_wins_has_a_rating() -> None:
+def test_a_player_that_always_wins_has_a_finite_rating() -> None:
     found = ratings([Match(("a",), ("b",), 1.0)] * 30, np.random.default_rng(0))
     assert all(math.isfinite(i.mean) for i in found.values()) and found["a"].mean > 1
 

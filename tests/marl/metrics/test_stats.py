@@ -69,7 +69,7 @@ def test_wilson_equals_scipy(case: tuple[int, int]) -> None:
 def test_bootstrap_of_three_values_equals_the_27_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
     values = [0.0, 3.0, 9.0]
     means = sorted(sum(sample) / 3 for sample in itertools.product(values, repeat=3))
-    # 40 % level: the 30 % and 70 % quantiles fall inside steps of the exact distribution: the draw cannot matter.
+    # At the 40 % level both quantiles (30 %, 70 %) fall inside steps of the distribution, so draws cannot matter.
     monkeypatch.setattr("marl.metrics.stats.LEVEL", 0.4)
     monkeypatch.setattr("marl.metrics.stats.DRAWS", 20_000)
     interval = bootstrap_mean(values, rng=generator())
@@ -178,17 +178,17 @@ def test_statistics_over_seeds_are_of_arms_that_have_several() -> None:
 
 
 def test_bootstrap_of_a_difference_pairs_games_of_one_seed() -> None:
-    """Luck that a game brings to both arms is gone, luck of a seed and of a game in the difference is not."""
+    """Luck that a game brings to both arms cancels out. Luck of a seed, and of a game in the difference, does not."""
     rng = generator(9)
     luck, lead = rng.normal(size=(3, 50)), np.array([[0.5], [1.0], [1.5]]) + 0.1 * rng.normal(size=50)
     mine = [ArmRun("a", seed, {}, {"score": list(x)}) for seed, x in enumerate(luck + lead)]
     theirs = [ArmRun("b", seed, {}, {"score": list(x)}) for seed, x in enumerate(luck)]
-    others = [ArmRun("c", seed, {}, {"score": [1.0] * 40}) for seed in range(2)]  # they met in other games
+    others = [ArmRun("c", seed, {}, {"score": [1.0] * 40}) for seed in range(2)]  # played another number of games
     alone = [ArmRun("d", 0, {}, {"score": [1.0] * 50}), ArmRun("d", 7, {}, {"score": [1.0] * 50})]
     runs = [*mine, *theirs, *others, *alone]
     rows = bootstrap_table(runs, [("a", "b"), ("a", "c"), ("a", "d"), ("a", "nobody")])[4:]
     expected = seeds_and_games(lead, rng=generator())
-    (row,) = rows  # after those of the four arms by themselves
+    (row,) = rows  # behind the rows of the four arms
     assert (row.arm, row.metric, row.seeds, row.games) == ("a - b", "score", 3, 300)
     assert (row.mean, row.low, row.high) == pytest.approx((expected.mean, expected.low, expected.high))
     assert row.low < 0.8 and row.high > 1.2  # seeds are resampled, not games alone
@@ -274,7 +274,7 @@ def test_a_share_that_all_seeds_agree_on_is_not_certain() -> None:
     so does a share that no game can change: with four players a vote at random is right once in three times."""
     figures = {"errors/aborted": Interval(0, 0, 0.004, 1000), "talk/turns": Interval(3, 3, 3, 1000)}
     figures["vote/chance"] = Interval(1 / 3, 1 / 3, 1 / 3, 1000)
-    figures["game/agreement"] = Interval(1, math.nan, math.nan, 1000)  # at equal compute nobody knows the spread
+    figures["game/agreement"] = Interval(1, math.nan, math.nan, 1000)  # the spread is unknown at equal compute
     aborted, turns, chance, agreed = ablation_table([ArmRun("full", seed, figures) for seed in range(3)])
     z = float(norm.ppf(0.975))
     assert (agreed.low, agreed.high) == (pytest.approx(3000 / (3000 + z**2)), 1)
@@ -283,11 +283,11 @@ def test_a_share_that_all_seeds_agree_on_is_not_certain() -> None:
 
 
 def test_rounding_does_not_make_seeds_that_agree_certain() -> None:
-    """One of 300 games in each of three seeds, in six digits as published, of which the mean is another number; and a
-    chance of 1/3 by rule, whose resampled means differ in the last digit."""
+    """One case is 1 of 300 games in each of three seeds, published with six digits, so that their mean differs from
+    each. The other is a chance of 1/3 by rule, whose resampled means differ in the last digit."""
     figures = {"errors/aborted": Interval(0.00333333, 0.000588709, 0.0186287, 300)}
     figures["vote/chance"] = Interval(1 / 3, 1 / 3 - 1e-16, 1 / 3 + 1e-16, 300)
-    figures["talk/inverted_chance"] = Interval(0.0491671, 0.0481, 0.0502, 300)  # of the same games, no share of them
+    figures["talk/inverted_chance"] = Interval(0.0491671, 0.0481, 0.0502, 300)  # a mean, not a share of games
     aborted, chance, inverted = ablation_table([ArmRun("full", seed, figures) for seed in range(3)])
     expected = binomtest(3, 900).proportion_ci(0.95, method="wilson")
     assert (aborted.low, aborted.high) == pytest.approx((expected.low, expected.high))
@@ -314,7 +314,7 @@ def test_arm_differences_pair_by_seed() -> None:
 
 
 def test_arms_of_one_seed_are_paired_by_game() -> None:
-    """Games differ by 10 from one another, and the arms by 1 or 2 in each of them."""
+    """Scores differ by 10 between games, but the arms differ by 1 or 2 in each game."""
     luck = 10.0 * np.arange(50)
     scores = {"full": luck + np.tile([1.0, 2.0], 25), "none": luck}
     arms = [
@@ -328,7 +328,7 @@ def test_arms_of_one_seed_are_paired_by_game() -> None:
     expected = bootstrap_ratio(scores["full"], scores["none"], rng=generator())
     assert (ratio.arm, ratio.seeds, ratio.games) == ("full / none", 1, 100)
     assert (ratio.mean, ratio.low, ratio.high) == (expected.mean, expected.low, expected.high)
-    for others in ([replace(arms[0], seed=5), arms[1]], [*arms, replace(arms[0], seed=5)]):  # not what differs
+    for others in ([replace(arms[0], seed=5), arms[1]], [*arms, replace(arms[0], seed=5)]):  # other seeds
         assert arm_differences(others, [("full", "none")], ["game/score"]) == []
         assert arm_ratios(others, [("full", "none")], ["game/score"]) == []
 
@@ -364,7 +364,7 @@ def test_games_needed_are_the_published_ones() -> None:
     assert games_needed(0.55, 0.59, 3, between=0.05) is None  # seeds that differ so much need more than three
 
 
-@pytest.mark.filterwarnings("ignore:Precision loss")  # where all seeds of an arm happen to agree
+@pytest.mark.filterwarnings("ignore:Precision loss")  # if all seeds of an arm agree
 def test_power_is_how_often_the_test_finds_it() -> None:
     rng = np.random.default_rng(0)
     a, b, seeds, games, between = 0.4, 0.5, 4, 300, 0.04
@@ -387,7 +387,7 @@ def test_games_needed_is_the_first_number_that_is_enough(a: float, apart: float,
 
 
 @pytest.mark.parametrize("text", ["{}", '{"metrics": {"a": {}}}', '{"metrics": []}', "[" * 100_000], ids=len)
-def test_figures_that_are_none(text: str, tmp_path: Path) -> None:
+def test_damaged_figures_are_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "cell.json").write_text(text)
     with pytest.raises(UserError, match=r"cell\.json"):
         read_figures(tmp_path / "cell.json")

@@ -25,7 +25,7 @@ def test_crewmates_that_learn() -> None:
     assert found["belief/log_loss"] == pytest.approx(-np.log(answers).mean())
 
 
-def test_who_sits_in_no_game_has_no_score() -> None:
+def test_a_player_that_sits_in_no_game_has_no_score() -> None:
     found = episode_metrics([meeting_game(), ejection_game()], {"rare"})
     assert "game/score" not in found and found["game/win_rate/crewmates"] == 0.5 and found["talk/turns"] == 0
     agent = scripted("dond", "mixture")
@@ -60,7 +60,7 @@ def test_floored_anchors_are_a_mean_over_plans() -> None:
     assert "plan/floored" not in metrics([game], "among_us")
 
 
-def test_figures_are_the_evaluations() -> None:
+def test_figures_equal_those_of_evaluation() -> None:
     games = [meeting_game(), ejection_game()]
     found, table = episode_metrics(games, {"learner"}), metrics(games, "among_us", players={"learner"})
     shared = [name for name in table if name in found and name != "belief/accuracy"]  # there, ties count in part
@@ -80,7 +80,7 @@ def test_a_speaker_without_room_has_no_length() -> None:
     assert metrics(games, "among_us", players={"learner"})["talk/tokens_per_turn"].mean == 2
 
 
-def test_figures_of_negotiations_are_the_evaluations() -> None:
+def test_figures_of_negotiations_equal_those_of_evaluation() -> None:
     agent = scripted("dond", "mixture")
     games = rollout(draw_games(3, count=40), everyone(agent), env_maker({"game": "dond", "objective": 0.5}), 40)
     found, table = episode_metrics(games, {"mixture"}), metrics(games, "dond", 0.5)

@@ -156,8 +156,8 @@ def test_in_the_stream_letters_are_asked_for_in_a_users_turn() -> None:
 @pytest.mark.parametrize(
     ("question", "chat_template", "said"),
     [
-        (LETTERED, UNCUED, "[INST] Points? [/INST]"),  # nothing begins this model's own turn
-        (LETTERED, None, "\nPoints?"),  # no turns at all
+        (LETTERED, UNCUED, "[INST] Points? [/INST]"),  # no cue begins the model's turn
+        (LETTERED, None, "\nPoints?"),  # a model without turns
         (
             replace(LETTERED, letters=False), CHATML, "<|im_start|>user\nPoints?"
             + "".join(f"\n{letter}) {number}" for letter, number in zip("ABCDEFGHIJK", NUMBERS, strict=True))
@@ -295,14 +295,14 @@ def test_recurrent_models_and_windows_of_their_own_make_take_no_masks() -> None:
         assert takes_masks(random_lm(name, 300)), name
 
 
-def test_rows_of_their_own_count_as_read(policies: dict[str, Policy]) -> None:
+def test_branches_in_rows_of_their_own_count_as_read(policies: dict[str, Policy]) -> None:
     _, numbers, _ = with_branches()
     lengths = torch.tensor([54, 51])
     assert tokens_read(policies["llama"].lm, numbers, lengths).tolist() == [54, 51]
     assert tokens_read(policies["rwkv"].lm, numbers, lengths).tolist() == [54 * 6, 51]
 
 
-def test_it_is_tried_on_ordinary_tokens_as_bfloat16_needs() -> None:
+def test_masks_are_probed_with_ordinary_tokens_as_bfloat16_needs() -> None:
     """The first tokens of a vocabulary are control tokens, whose states are noise in bfloat16."""
     lm, tried = random_lm("llama", 2000).to(torch.bfloat16), list[Tensor]()
     lm.get_input_embeddings().register_forward_pre_hook(lambda _, given: tried.append(given[0].flatten()))

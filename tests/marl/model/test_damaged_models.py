@@ -154,7 +154,9 @@ def test_an_undamaged_policy_is_the_policy(whole: Path, policy: Policy) -> None:
 @pytest.mark.parametrize(
     ("name", "number"), [("value_head.safetensors", float("nan")), ("model.safetensors", -float("inf"))]
 )
-def test_a_policys_weights_are_finite(name: str, number: float, whole: Path, policy: Policy) -> None:
+def test_a_policy_whose_weights_are_not_finite_is_refused(
+    name: str, number: float, whole: Path, policy: Policy
+) -> None:
     tensors = load_file(whole / name)
     last = max(tensors)
     tensors[last] = tensors[last].clone()
@@ -207,7 +209,7 @@ def test_a_pointer_of_git_lfs_is_called_one(name: str, model: Path) -> None:
     assert f"{name} is a Git LFS pointer: run `git lfs pull`" in refused(model)
 
 
-def test_a_download_that_broke_off(model: Path) -> None:
+def test_a_broken_download_is_refused(model: Path) -> None:
     data = (model / "model.safetensors").read_bytes()
     for length in (len(data) - 2000, 100, 3, 0):
         (model / "model.safetensors").write_bytes(data[:length])
@@ -252,7 +254,7 @@ def test_weights_are_read_by_their_kind_of_numbers(kind: torch.dtype, model: Pat
 
 @pytest.mark.parametrize("implementation", ["flash_attention_2", "kernels-community/flash-attn"])
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
-def test_attention_that_a_configuration_asks_for_is_ours_to_choose(implementation: str, key: str, model: Path) -> None:
+def test_attention_named_by_a_configuration_changes_nothing(implementation: str, key: str, model: Path) -> None:
     ids = torch.arange(4)[None]
     expected = load_lm(str(model))
     with_setting("config.json", key, implementation)(model)
@@ -261,7 +263,7 @@ def test_attention_that_a_configuration_asks_for_is_ours_to_choose(implementatio
         assert torch.equal(lm(ids).logits, expected(ids).logits)
 
 
-def test_numbers_that_are_finite_in_the_file_alone(model: Path) -> None:
+def test_weights_that_overflow_are_refused(model: Path) -> None:
     name = "model.norm.weight"
     changed(model, lambda tensors: tensors.update({name: torch.full((32,), 1e300, dtype=torch.float64)}))
     assert f"the weights in {name} are not all finite" in refused(model)

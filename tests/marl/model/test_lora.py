@@ -297,7 +297,7 @@ def test_targets_that_the_model_does_not_have(tmp_path: Path) -> None:
         ({"targets": [3]}, r"model\.lora\.targets=\[3\]: must be all-linear, or a list"),
     ],
 )
-def test_settings_that_cannot_be(settings: dict, said: str) -> None:
+def test_impossible_settings_are_refused(settings: dict, said: str) -> None:
     with pytest.raises(UserError, match=said):
         AdapterConfig(**settings)
 
@@ -316,7 +316,7 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("marl.model.loading.AutoModelForCausalLM.from_pretrained", load)
 
 
-def test_an_adapter_for_another_base(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adapter_for_another_base_is_refused(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     digest = model_digest(str(tmp_path / "base"))
     save(tmp_path / "base", noisy(hf_policy(tmp_path / "other", "llama"), 0).lm, None)
     assert model_digest(str(tmp_path / "base")) != digest
@@ -370,7 +370,7 @@ def test_a_run_may_be_called_pool(saved: Path, tmp_path: Path) -> None:
         ({"target_modules": "q"}, r"adapter_config\.json is damaged \(model\.lora\.targets=q: must be"),
     ],
 )
-def test_settings_and_tensors_of_two_adapters(saved: Path, change: dict, said: str) -> None:
+def test_settings_that_do_not_fit_the_tensors_are_refused(saved: Path, change: dict, said: str) -> None:
     path = saved / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     seal(saved)
@@ -378,7 +378,7 @@ def test_settings_and_tensors_of_two_adapters(saved: Path, change: dict, said: s
         load_policy(saved)
 
 
-def test_a_checkpoint_of_all_weights_is_none_of_an_adapter() -> None:
+def test_a_checkpoint_of_all_weights_is_refused_for_an_adapter() -> None:
     base = tiny_policy()
     policy, whole = adapted(base, SMALL), noisy(tiny_policy(), 0)
     digest = policy_digest(base)
@@ -387,7 +387,7 @@ def test_a_checkpoint_of_all_weights_is_none_of_an_adapter() -> None:
     assert policy_digest(base) == digest
 
 
-def test_an_adapter_is_no_model_to_start_from(saved: Path) -> None:
+def test_an_adapter_is_refused_as_a_model(saved: Path) -> None:
     assert load_config(str(saved)).model_type == "llama"
     with pytest.raises(UserError, match=r"The folder has an adapter: name its base, or merge the two \(marl\.merge\)"):
         load_lm(saved)

@@ -121,7 +121,8 @@ def test_a_model_of_another_kind_is_refused_by_its_configuration(tmp_path: Path)
 
 
 def test_what_is_no_causal_model_is_refused_by_name(tmp_path: Path) -> None:
-    """XLM sees what comes later unless told not to, and RemBERT's output layer reads something else than the states."""
+    """XLM sees later tokens unless told not to, and the output layer of RemBERT reads something else than the
+    states."""
     tokenizer = hf_tokenizer()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -148,7 +149,7 @@ def test_models_that_bend_their_logits_are_refused_by_name(tmp_path: Path) -> No
     load_lm(save(tmp_path / "plain", plain, None))
 
 
-def test_the_small_model_is_its_seeds_and_leaves_the_global_generator_alone() -> None:
+def test_the_small_model_follows_from_its_seed_alone() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -231,7 +232,8 @@ def test_a_loaded_model_has_rows_for_all_that_streams_hold(word: str, chat: bool
 
 
 def with_ends(folder: Path, **named: object) -> Policy:
-    """A model whose files (`config`, `generation_config`) name these ends of sequence, `...` for none at all."""
+    """Saves a model whose files (`config`, `generation_config`) name these ends of sequence; `...` leaves the setting
+    out, None the file."""
     tokenizer = hf_tokenizer(None)
     tokenizer.add_tokens([AddedToken(mark, special=True) for mark in ("<|end|>", "<|eom|>")])
     name = save(folder, random_lm("llama", len(tokenizer)), tokenizer)
@@ -249,12 +251,12 @@ def with_ends(folder: Path, **named: object) -> Policy:
     [
         (513, None, {0, 513}),  # there is no generation_config.json
         ([512, 513], None, {0, 512, 513}),
-        (513, 512, {0, 512}),  # as `generate` of transformers takes them
+        (513, 512, {0, 512}),  # as in `generate` of transformers
         (512, [512, 513], {0, 512, 513}),
-        (513, [512, 512, 99_999, -1], {0, 512}),  # ids without a token end nothing
+        (513, [512, 512, 99_999, -1], {0, 512}),  # ids without a token do not count
         (513, ..., {0}),
         (..., ..., {0}),
-        (..., None, {0}),  # not the default of the model's kind, which is another vocabulary's
+        (..., None, {0}),  # the default of the model's kind is for another vocabulary
     ],
 )  # fmt: skip
 def test_the_generation_config_names_the_ends_and_where_there_is_none_the_models(

@@ -25,7 +25,7 @@ from tests.marl.models import random_lm, small_tokens, with_critic
 from tests.marl.updates import TERMS, noisy, play, to_batch
 from tests.together import together
 
-# Rows that don't go round, so that ranks have passes without any; in one case most rows are asked nothing.
+# Rows do not divide evenly, so that ranks have passes without rows; in one case most rows have no questions.
 CASES: dict[str, tuple[dict[str, Loss], UpdateConfig]] = {
     "every term": (TERMS, UpdateConfig(learning_rate=1e-3, optimizer="sgd", rows=7, token_budget=60)),
     "renamed": (
@@ -60,7 +60,7 @@ def apart(a: Policy, b: Policy) -> float:
 
 
 def asked_rarely(batch: TokenBatch) -> TokenBatch:
-    """The batch with the questions of its first rows alone, so that many passes have none."""
+    """Returns the batch with the questions of its first rows alone, so that many passes have none."""
     keep = batch.row < 4
     fields = {name: getattr(batch, name)[keep] for name in ("row", "position", "candidates", "answer", "vote", "also")}
     return TokenBatch(**{**vars(batch), **fields})
@@ -81,7 +81,7 @@ def _rank(rank: int, folder: str) -> None:
         alone = learn(one, own, case)
         assert apart(one.policy, start) > 1e-4, case  # something was learned
         whole = [learner(copy.deepcopy(start), config)] if case == "every term" else []
-        for who in (both, *whole):  # in parts, and each with all of them
+        for who in (both, *whole):  # sharded, and whole on each rank
             shared = learn(who, own, case, ranks)
             assert apart(one.policy, who.policy) < 2e-6, (case, apart(one.policy, who.policy))
             assert alone.keys() == shared.keys()

@@ -90,7 +90,8 @@ def test_plans_are_claims_of_both(opponents: str) -> None:
 
 
 def test_the_own_lambda_is_apart_from_the_populations() -> None:
-    """A strong own lambda plays the anchor whatever the population does, and changes nothing of what is expected."""
+    """A strong lambda of its own makes the player play its anchor, and does not change what it expects of the
+    population."""
     tau = anchor(b100=0.7, b003=0.05, b013=0.05)
     bold, shy = (
         plan_intent(COUNTS, OWN, 0.0, belief(), tau, IntentConfig(lambdas=(10.0,), strength=s), RNG(0))

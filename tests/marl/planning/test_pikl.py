@@ -224,7 +224,7 @@ def naive(payoffs: Sequence[Floats], taus: Sequence[Floats], how: Settings) -> A
 
 
 def random_game(seed: int, counts: tuple[int, ...], batch: tuple[int, ...] = ()) -> tuple[list[Floats], list[Floats]]:
-    """Payoffs in [-1, 1] and anchors of which none is below 0.02 or so."""
+    """Draws payoffs in [-1, 1] and anchors of at least about 0.02."""
     rng = np.random.default_rng(seed)
     payoffs = [rng.uniform(-1, 1, (*batch, *counts)) for _ in counts]
     taus = [0.9 * rng.dirichlet(np.ones(count), batch) + 0.1 / count for count in counts]

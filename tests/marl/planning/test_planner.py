@@ -405,8 +405,8 @@ def test_negotiators_plan_every_proposal_and_nothing_else() -> None:
         collate(rows_of(episodes, {"p+plan"}), {})
 
 
-def test_of_its_own_claims_those_that_are_legal_have_a_plan_beside_them() -> None:
-    """A model that was taught to claim the balls, as the game writes it, and one that says anything."""
+def test_plans_are_noted_beside_the_policys_own_legal_claims() -> None:
+    """One model was taught to claim the balls, as the game writes it; the other says anything."""
     agent, request = proposing(tiny_policy(), config(0.5))
     (first,) = agent.act([request])
     stream, _ = agent.finish([request.key])[request.key]

@@ -30,14 +30,14 @@ def certain(**orders: str) -> np.ndarray:
 
 
 def planned(anchors: np.ndarray, pairs: np.ndarray | None = None, state: np.ndarray = START, **settings: Any) -> Any:
-    """A plan of PAR, whom nobody has told anything unless in `pairs`."""
+    """Returns a plan for PAR. Nobody has told PAR anything, unless `pairs` says so."""
     if pairs is None:
         pairs = np.stack([np.broadcast_to(anchors[PAR], anchors.shape), anchors], axis=1)
     return plan_order(state, PAR, anchors[PAR], pairs, PressConfig(**settings), np.random.default_rng(0))
 
 
 def anything(anchors: np.ndarray) -> np.ndarray:
-    """The same with PAR doing anything legal, each alike."""
+    """Returns the anchors with PAR doing anything legal, all equally likely."""
     legal = Pure().legal(START)[0, PAR]
     found = anchors.copy()
     found[PAR] = legal / legal.sum()
@@ -107,7 +107,7 @@ def test_values_are_means_over_what_the_others_may_do() -> None:
 
 
 def test_what_a_pair_says_is_believed_of_the_other_alone() -> None:
-    """BER has promised its support; by all else that is known everybody holds."""
+    """BER has promised its support to PAR; everything else that is known says that everybody holds."""
     anchors = anything(certain())
     pairs = np.stack([np.broadcast_to(anchors[PAR], anchors.shape), anchors], axis=1)
     pairs[BER, 1] = certain(BER="PAR CON")[BER]

@@ -66,7 +66,7 @@ def test_regret_matching_and_hedge_find_the_equilibrium(solver: str, kappa: str)
 
 
 def test_two_types_and_an_agent_that_nobody_believes_in() -> None:
-    """DiL on W, types .1 and 1; and then a greedy agent beside them, which changes nothing for anybody."""
+    """DiL on W has the types .1 and 1. A greedy agent beside them changes nothing for anybody."""
     expected = np.array([[0.10346, 0.72633, 0.17022], [0.44882, 0.34438, 0.20680]])
     plain = Settings(iterations=1500, lambdas=(0.1, 1.0))
     stage = solved(zero_sum(W), TAU, plain, "sqrt")

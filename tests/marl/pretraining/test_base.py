@@ -259,7 +259,7 @@ def test_an_edited_file_of_contexts_makes_another_base(tmp_path: Path, monkeypat
 
 
 def test_words_are_of_speech_alone() -> None:
-    """Moves and votes, which are most replies in Among Us, are no words."""
+    """Moves and votes, most of the replies in Among Us, do not count as words."""
     env = env_maker({"game": "among_us", "style": "compact", "players": 5, "max_steps": 80})
     tokens = Tokens(train_tokenizer(scripted_texts("among_us", [env], 0, games=4), COMPACT_TOKENS, 1024))
     blank = Policy(tiny_lm(tokens.size, hidden_size=16, layers=1, heads=2, intermediate_size=32), tokens)
@@ -294,7 +294,7 @@ def begin(cache: Path, told: Connection) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork")
-def test_where_the_process_that_trains_the_base_dies_another_goes_on(
+def test_another_process_goes_on_if_the_one_that_trains_the_base_dies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(corpus, "CHUNK", 20)
@@ -323,7 +323,7 @@ def test_where_the_process_that_trains_the_base_dies_another_goes_on(
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), policy.parameters(), strict=True))
 
 
-def test_of_many_one_makes_it(tmp_path: Path) -> None:
+def test_only_one_of_many_threads_makes_it(tmp_path: Path) -> None:
     path, made, said = tmp_path / "new" / "thing", [], []
     begun, waiting = threading.Event(), threading.Event()
 

@@ -176,7 +176,7 @@ def test_a_base_of_few_dialogues_is_another_one() -> None:
 
 
 def test_figures_of_a_model_that_knows_nothing(tmp_path: Path) -> None:
-    """Every token is as likely as any other that may be said, and every answer as any other."""
+    """Tokens that may be said are all equally likely, and so are the answers."""
     blank = tiny_policy()
     with torch.no_grad():
         for parameter in blank.lm.parameters():

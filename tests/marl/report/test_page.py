@@ -74,7 +74,7 @@ MEASURED: dict[int, tuple[list[Episode], Any, Any]] = {}  # by the list's id, wh
 
 
 def write_games(folder: Path, conditions: dict[str, list[Episode]], game: str, objective: float = 0.0) -> None:
-    """Writes transcripts and evaluation.json; lists of games are measured once."""
+    """Writes transcripts and evaluation.json. A list of games that is written again is not measured again."""
     for name, games in conditions.items():
         if id(games) not in MEASURED:
             MEASURED[id(games)] = (games, metrics(games, game, objective), belief_by_message(games))
@@ -510,7 +510,7 @@ OWN_TERMS = {
 
 
 def with_terms(run: Path, **config: Any) -> Path:
-    """The run, whose settings are changed and which logged terms of its own."""
+    """Changes the settings of a run and logs terms of the user's own for it."""
     change(run, **config)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     own = {"loss/doubt": 0.7, "reward/short": -0.1}
@@ -519,7 +519,7 @@ def with_terms(run: Path, **config: Any) -> Path:
 
 
 def test_terms_of_ones_own_are_in_the_sentences_of_weights_and_the_figures(tmp_path: Path) -> None:
-    """An arm may lack one."""
+    """One arm has terms of the user's own, the other does not."""
     off = {"loss": {"listening": {"weight": 0.0}}, "reward": {"speaking": {"weight": 0.5}}}
     runs = [
         with_terms(make_run(tmp_path / "a", arm="full"), **OWN_TERMS),

@@ -55,7 +55,8 @@ def test_payments_go_to_the_latest_turn() -> None:
 
 
 def test_a_turn_for_which_a_stream_had_no_room_is_paid_nothing() -> None:
-    """No token of it could learn from the payment, so the last turn that has tokens gets it; scripts have none."""
+    """The turn has no tokens that could learn from the payment, so the last turn with tokens gets it. Scripts have no
+    tokens."""
     spoken = replace(turn("a", 0), start=3, reply_ids=(7, 8))
     outgrown = replace(turn("a", 1), start=9)
     assert outgrown.outgrown and not spoken.outgrown and not turn("a", 1).outgrown
@@ -65,9 +66,9 @@ def test_a_turn_for_which_a_stream_had_no_room_is_paid_nothing() -> None:
 
 # -- speaking of several imposters ----------------------------------------------------------------------------------
 @pytest.mark.parametrize(("answer", "also"), [("red", "pink"), ("pink", "red")])
-def test_whoever_names_the_other_imposter_is_paid_as_much(answer: str, also: str) -> None:
-    """Belief that moves from an innocent one to an imposter is worth the same whichever that is, from the one imposter
-    to the other nothing."""
+def test_belief_in_either_imposter_is_paid_alike(answer: str, also: str) -> None:
+    """Belief that moves from a crewmate to an imposter is paid alike for both imposters. Between the two it is paid
+    nothing."""
     who = Question("who?", ("red", "blue", "pink"), answer, (also,))
     believed = ([0.2, 0.6, 0.2], [0.2, 0.4, 0.4], [0.4, 0.2, 0.4], [0.1, 0.2, 0.7])
     heard = [Belief("b", "crewmate", step, 0, who, np.array(probs)) for step, probs in enumerate(believed)]
@@ -172,7 +173,7 @@ def test_rewards_are_filled_in_by_name_and_unweighted() -> None:
 
 @dataclass(frozen=True)
 class Returns:
-    """A reward of somebody's own, which returns this."""
+    """A user's own reward, which returns this."""
 
     returned: Any
     weight: float = 1.0

@@ -41,7 +41,7 @@ LOSSES: dict[str, Loss] = {
 REWARDS: dict[str, Reward] = {"game": GameReward()}
 CONFIG = UpdateConfig(learning_rate=1e-2, minibatches=1, token_budget=4096)
 NAMES = ("base", "friend", "learner", "rival")
-# Random weights say nothing that the game accepts, so that only one seat may speak: each also plays itself.
+# The game accepts nothing that random weights say, so that only one seat may speak: each also plays itself.
 PAIRS = (
     *zip(NAMES, NAMES, strict=True),
     ("learner", "rival"),
@@ -73,7 +73,7 @@ def gap(policy: Policy, batch: TokenBatch) -> float:
 def test_sampler_and_trainer_agree_for_each_adapter_after_each_update(kind: str, tmp_path: Path) -> None:
     base = policy_of(kind, tmp_path / "base")
     config = AdapterConfig(rank=4, alpha=8)
-    if kind == "tiny":  # a frozen partner from a run's folder, where its base has one
+    if kind == "tiny":  # small bases have no folder; other frozen partners are loaded from a run's
         friend = moved(adapted(base, config, 2), 2)
     else:
         save_policy(tmp_path / "run" / "policy", moved(adapted(base, config, 2), 2), {"game": "dond"})
@@ -93,7 +93,7 @@ def test_sampler_and_trainer_agree_for_each_adapter_after_each_update(kind: str,
         batches = {name: collate(rows_of(episodes, {name}), REWARDS) for name in policies}
         for name, batch in batches.items():
             assert int(batch.reply.sum()) > 3 and gap(policies[name], batch) < 1e-4, (iteration, name)
-            # A player with another adapter, or with none, would show: so would one that had missed the last update.
+            # Other adapters, none, and the weights before the last update would all give other numbers.
             for other, policy in policies.items():
                 same = other == name or (iteration == 0 and "friend" not in (name, other))  # B = 0
                 assert same or gap(policy, batch) > 0.01, (iteration, name, other)

@@ -41,7 +41,7 @@ SETTINGS = {
 
 
 class Unasked:
-    """A game of which nobody is asked anything."""
+    """A game in which nobody is asked anything."""
 
     def __init__(self, env: Any) -> None:
         self.env = env
@@ -90,7 +90,7 @@ PLAYED: dict[str, list[Episode]] = {}
 
 
 def play(env: dict[str, Any], policy: Policy, asked: bool = True, **settings: Any) -> list[Episode]:
-    """Plays the game's few games; the same ones are played once, since nobody changes them or their policies."""
+    """Plays the game's few games. They are played once for all tests, since nobody changes them or their policies."""
     if (key := f"{env} {asked} {settings}") not in PLAYED:
         make = env_maker(env)
         agent = agent_of(policy, **settings)

@@ -1,4 +1,4 @@
-"""Chat models that take no masks, as recurrent ones: questions are read from the end of a stream, which is put back."""
+"""Recurrent chat models take no masks: questions are read at the end of a stream, which is then restored."""
 
 import copy
 from typing import Any

@@ -98,7 +98,7 @@ def test_the_same_game_has_the_same_cast() -> None:
          {"learner": 0, "base": 5, "rival": 1}),
     ],
 )  # fmt: skip
-def test_places_are_the_most_that_anybody_holds(cast: dict[str, Seats], most: dict[str, int]) -> None:
+def test_seats_per_player_are_the_most_that_it_holds_in_a_game(cast: dict[str, Seats], most: dict[str, int]) -> None:
     assert seats_per_player(cast, AMONG_US()) == most
     held = [Counter(seats.values()) for seats in casts(cast, AMONG_US(), draw_games(3, GAMES, count=100))]
     assert {name: max(seats[name] for seats in held) for name in most} == most
@@ -216,10 +216,8 @@ def test_alternating_learners_stand_still_while_the_other_learns() -> None:
 
 
 class Spoiled:
-    """A frozen player whose own records are worthless: what it sampled, with which odds and values, what it read.
-
-    What others can feel of it stays: its words and its beliefs.
-    """
+    """A frozen player whose own records are spoiled: what it sampled, log-probabilities, values, and what it read. Its
+    words and beliefs, which others depend on, stay."""
 
     def __init__(self, player: ModelAgent) -> None:
         self.player, self.name, self.tokens = player, player.name, player.tokens

@@ -30,7 +30,7 @@ def between(one: Agent, other: Agent) -> Cast:
 
 
 class Noting:
-    """A scripted player that notes all that it reads."""
+    """A scripted player that notes everything it reads."""
 
     def __init__(self, player: Player, read: list[str]) -> None:
         self.player, self.read = player, read
@@ -52,7 +52,7 @@ def noting(name: str, game: str, style: str | None) -> tuple[TextAgent, list[str
 
 @pytest.mark.parametrize(("game", "opening", "own"), [("dond", "books ", "natural"), ("among_us", " grid ", "compact")])
 def test_players_of_two_styles_meet_in_one_game(game: str, opening: str, own: str) -> None:
-    """Each reads its own style whatever the game's is; who has none reads the game's."""
+    """Players read their own style whatever the game's is; a player without a style reads the game's."""
     natural, english = noting("natural", game, "natural")
     compact, brief = noting("compact", game, "compact")
     plain, of_game = noting("plain", game, None)

@@ -1,4 +1,4 @@
-"""Belief questions about what nobody knows yet: what will the speaker do? The answer comes with the deed."""
+"""Belief questions about the future: what will the speaker do? The answer comes with the deed."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,8 +16,8 @@ from tests.marl.hint import ASK, FACTS, SEATS, hint_policy
 
 
 class Intent(TextGame):
-    """One says something, then does one of two things; the other is asked before and after the message which it will
-    be, and, where `idle`, also what nobody will ever know."""
+    """Game of two seats. One says something, then does one of two things. The other is asked before and after the
+    message which it will be and, if `idle`, also something that nobody will ever know."""
 
     metadata = {"name": "intent", "render_modes": []}  # noqa: RUF012
     facts: dict[str, Any] = {}  # noqa: RUF012

@@ -38,7 +38,7 @@ def answered(env: diplomacy_v0.Diplomacy, episode: Episode) -> dict[int, dict[st
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_influence_is_what_the_reader_believes_of_the_other_words(temperature: float) -> None:
-    """Beside silence, and beside what the author says again; only who reads a message is measured."""
+    """Messages are compared with silence and with what the author says again. Only their readers are measured."""
     agent, episodes = played(PRESS, temperature, games=1)
     heard, found = compared(episodes, env_maker(PRESS), {"learner": agent}, {"learner"}, draws=2)
     env, measured = diplomacy_v0.parallel_env(**{k: v for k, v in PRESS.items() if k != "game"}), 0
@@ -91,8 +91,8 @@ def believed(agent: ModelAgent, episode: Episode, after: Belief, speaker: str, w
 
 # --- The speaking reward ----------------------------------------------------------------------------------------------
 def planted(order: str, trust: float = 0.7, rounds: int = 1) -> tuple[Episode, dict[int, Turn]]:
-    """A game in which FRANCE tells GERMANY before each move that it will move to ROM, and orders `order`. Its reader
-    believes it with probability `trust`, and before that nothing in particular."""
+    """Plays a game in which FRANCE tells GERMANY before each move that it will move to ROM, and orders `order`. The
+    reader believes the message with probability `trust`, and is undecided before it."""
     env = diplomacy_v0.parallel_env(years=1, press="private", questions=1, rounds=rounds)
     observations, infos = env.reset(seed=0, options={"powers": POWERS})
     turns: list[Turn] = []

@@ -92,7 +92,7 @@ def ppo(
 
 
 def test_each_part_of_training_has_its_own_seed() -> None:
-    """Another order of rows changes what is learned from the same games; other draws change these, not their deals."""
+    """Another order of rows learns otherwise from the same games. Other draws play the same deals otherwise."""
     found = []
     for seeds in (Seeds.of(4), Seeds.of(4), Seeds(4, None, 5), Seeds(4, 0, 4), Seeds(5, None, 4)):
         policy, seen = hint_policy(0), list[Episode]()
@@ -107,7 +107,7 @@ def test_each_part_of_training_has_its_own_seed() -> None:
 
 
 def test_a_continued_run_knows_the_running_means_of_returns(tmp_path: Path) -> None:
-    """algo.advantage=rae: they are noted in the checkpoint, and none of their digits is lost."""
+    """Checkpoints of algo.advantage=rae keep the running means with all their digits."""
     config = PPOConfig(
         iterations=4, games=12, concurrency=8, max_new_tokens=2, context=32, advantage="rae", update=UPDATE
     )
@@ -162,7 +162,7 @@ def test_a_continued_run_is_the_run_that_was_never_stopped(tmp_path: Path) -> No
 
 
 def steps(policy: Policy, optimizer: Optimizer, count: int) -> None:
-    """Some steps of no meaning that need the optimiser's memory."""
+    """Takes some steps that need the optimiser's memory."""
     for i in range(count):
         optimizer.zero_grad()
         sum((p * (i + 1)).pow(2).sum() for p in policy.parameters()).backward()  # type: ignore[union-attr]
@@ -286,7 +286,7 @@ def test_nothing_is_loaded_from_nothing_and_if_all_are_damaged_all_are_reported(
     assert told[1].endswith("; no checkpoint is left, and the run begins anew")
 
 
-def test_what_a_kill_left_of_a_checkpoint_that_was_to_go_goes(tmp_path: Path) -> None:
+def test_remains_of_checkpoints_after_a_kill_are_deleted(tmp_path: Path) -> None:
     saved(tmp_path, 3)
     (tmp_path / "iteration-000001" / "state.json").unlink()
     shutil.copytree(tmp_path / "iteration-000002", tmp_path / ".iteration-000002.old")
@@ -296,7 +296,7 @@ def test_what_a_kill_left_of_a_checkpoint_that_was_to_go_goes(tmp_path: Path) ->
 
 
 def seal(folder: Path) -> None:
-    """Makes the checksums those of the files as they are, as another version of this project would leave them."""
+    """Makes the checksums fit the files as they are, as another version of this project would leave them."""
     sums = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir() if p.name != "checksums.json"}
     (folder / "checksums.json").write_text(json.dumps(sums))
 
