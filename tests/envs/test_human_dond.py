@@ -197,7 +197,8 @@ def test_published_splits() -> None:
 
 @needs_data
 def test_published_figures() -> None:
-    """Known values of the human data: all 12,234 rows of data.txt, turns and tokens without the closing selections."""
+    """Figures of the human data that are known: all 12,234 rows of data.txt, turns and tokens without the closing
+    selections."""
     views = published("all").views
     deals = [view for view in views if view.agree]
     assert len(deals) / len(views) == pytest.approx(0.779, abs=5e-4)

@@ -310,7 +310,7 @@ def test_runs_of_two_styles_may_meet(run: Train, tmp_path: Path) -> None:
 
 
 def test_evaluation_in_another_style_leaves_models_theirs(run: Train) -> None:
-    """In training's own evaluation scripts alone read the style of `eval.env`; models read theirs."""
+    """Scripts alone read the style of `eval.env` in training's own evaluation; models read theirs."""
     made, other = run(), run("+eval.env.style=natural", "algo.iterations=1")
     for games in ("base", "iteration-000000"):
         assert texts(other / "episodes" / f"{games}.jsonl") == texts(made / "episodes" / f"{games}.jsonl")

@@ -255,7 +255,8 @@ def test_curves_grow_in_an_open_page(opened: Any, runs: Path) -> None:
 
 
 def test_a_report_filters_its_games_here_too(opened: Any, runs: Path) -> None:
-    """Its own script runs as in the file, and no other: the browser holds back nothing of a report of this version."""
+    """The report's own script runs as in the file, and no other script does. The browser blocks nothing of a report of
+    this version."""
     run = make_run(runs / "reported")
     build_report([run], run / "report.html", "reported")
     held_back: list[str] = []

@@ -463,7 +463,7 @@ def test_what_was_paid_for_is_kept_where_the_budget_ends(serve: Callable[[Answer
 
 
 def test_an_answer_that_breaks_off_may_have_been_paid_for(serve: Callable[[Answering], Server]) -> None:
-    """Its tokens count against the budget. A connection that is refused costs nothing."""
+    """Tokens of the answer count against the budget. A connection that is refused costs nothing."""
     server = serve(raw(OK, "Content-Length: 99", "", "{}"))
     agent = agent_of(server.url, tokens=9000, parallel=1)
     play(agent, games=20)

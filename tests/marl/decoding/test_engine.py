@@ -374,7 +374,7 @@ def test_a_model_that_reads_pieces_unlike_the_whole_has_no_slots(monkeypatch: py
 
 
 def test_models_whose_chunks_start_anew_are_read_token_by_token() -> None:
-    """Known from the source of transformers 5.23: Mamba's scan of several tokens begins at zero, Mamba-2's does not."""
+    """Mamba's scan of several tokens begins at zero, Mamba-2's does not: known from the source of transformers 5.23."""
     known = [False, True, False, True, True, True, True]
     assert [reads_chunks(random_lm(name, 64)) for name in RECURRENT] == known
     policies = [bf16_copy(Policy(random_lm(name, small_tokens().size), small_tokens())) for name in RECURRENT]

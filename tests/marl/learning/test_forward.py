@@ -202,7 +202,8 @@ def test_reference_logprobs_are_the_references_of_the_same_tokens(token_budget: 
 
 
 def test_the_reference_is_read_where_it_is_compared() -> None:
-    """Its log-probabilities there are the same as in a full read, and the output layer is computed nowhere else."""
+    """Log-probabilities of the reference there are those of a full read, and its output layer is computed nowhere
+    else."""
     _, batch = played()
     reference, speech = another(), batch.reply & (batch.kind == Kind.SPEECH)
     outputs: list[int] = []
@@ -235,7 +236,8 @@ def test_kl_to_oneself_is_zero_and_the_reference_is_left_alone(terms: dict[str, 
 
 @pytest.mark.parametrize("estimator", ["k2", "exact"])
 def test_kl_without_a_reference_is_refused(estimator: str) -> None:
-    """Its log-probabilities would count as 0, and the loss would push all that was said towards certainty."""
+    """Log-probabilities of a missing reference would count as 0, and the loss would push everything said towards
+    certainty."""
     policy, batch = played()
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
     with pytest.raises(AssertionError, match="reference"):

@@ -106,7 +106,7 @@ def test_a_term_that_works_with_undeclared_outputs_is_refused(part: str, reads: 
 
 @pytest.mark.parametrize("mask", [lambda entropy: entropy > 0, lambda entropy: entropy < 1])  # more, and fewer
 def test_a_mask_that_depends_on_the_outputs_is_refused(mask: Callable[[Tensor], Tensor]) -> None:
-    """Its tokens are counted before the model is read: the mean over others would be no mean."""
+    """Tokens are counted before the model is read, so a mask of other tokens would not give a mean."""
     mine = Mine(lambda batch, outputs: (-outputs.entropy, mask(outputs.entropy)))
     with pytest.raises(UserError, match=r"^loss\.mine: the mask of Mine depends on the outputs\. Make it of the batch"):
         trained({"policy": TERMS["policy"], "mine": mine})

@@ -65,7 +65,7 @@ def test_a_model_is_read_in_bfloat16(architecture: str, tmp_path: Path) -> None:
 
 
 def test_a_model_that_does_not_play_in_bfloat16_says_so() -> None:
-    """Its buffers are in float32: GPT-1's mask, XGLM's positions."""
+    """Buffers of these models are in float32: GPT-1's mask, XGLM's positions."""
     tokens = small_tokens()
     for lm in (
         OpenAIGPTLMHeadModel(OpenAIGPTConfig(vocab_size=tokens.size, n_positions=64, n_embd=32, n_layer=1, n_head=2)),

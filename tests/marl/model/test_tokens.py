@@ -122,7 +122,7 @@ SPACED = {scheme: spaced(scheme) for scheme in SCHEMES}
 
 
 def test_a_chat_model_answers_without_a_space_before_it() -> None:
-    """Its reply begins a line of its own, while plain text goes on after a colon or a question mark."""
+    """Replies of a chat model begin a line of their own, while plain text goes on after a colon or a question mark."""
     tokenizers = hf_tokenizer(CHATML), hf_tokenizer()
     for tokenizer in tokenizers:
         tokenizer.add_tokens([" A", " B"])
