@@ -30,7 +30,7 @@ def show(conditions: Mapping[str, Metrics], transcripts: Mapping[str, Transcript
     for label, found in conditions.items():
         if "errors/outgrown" in found and (share := found["errors/outgrown"].mean):
             say(
-                f"warning: {label}: in {share:.0%} of the games a model's context was full, and its later replies were "
+                f"warning: {label}: in {share:.1%} of the games a model's context was full, and its later replies were "
                 "empty. Raise model.context (with a run as a player algo.context), or shorten the game."
             )
     if report is not None:

@@ -210,7 +210,7 @@ def read_player(folder: Path, game: str = "dond") -> str:
 
 
 def read_by(*readers: Callable[[], Any]) -> str:
-    """What comes of all of them: each by itself may refuse."""
+    """Calls all readers, of which each may refuse. Returns whether one did."""
     refused = False
     for read in readers:
         try:
@@ -233,7 +233,7 @@ def write_talker(folder: Path) -> None:
 
 
 def read_talker(folder: Path) -> str:
-    """As a player that talks with a plan, and as the folder whose models plan what learners intend."""
+    """Reads the folder as a player that talks with a plan, and as the one whose models plan what learners intend."""
     env, limits = {"game": "dond", "style": "compact"}, PPOConfig(intents=str(folder))
     return read_by(
         lambda: Parts.load(folder, "cpu"),

@@ -177,7 +177,7 @@ class Job:
                 known = isinstance(error, UserError | OmegaConfBaseException)
                 whole = not known or os.environ.get("HYDRA_FULL_ERROR") == "1"
                 text = "".join(traceback.format_exception(error)) if whole else one_line(error)
-                again = text in self.said
+                again = self.said[-1:] == [text]  # `the same` is as the error above it
                 self.said.append(text)
                 say_error(f"{name}: {'the same.' if again else text}" if sweep else text)
                 return Failed(name)

@@ -244,7 +244,7 @@ def the_base(names: Sequence[str], parts: PlaySpec, device: torch.device) -> Pat
     runs = [Path(bare(name)) for name in names if (Path(bare(name)) / CONFIG).is_file()]
     if untouched := next((run for run in runs if started_from(policy_folder(str(run))) is None), None):
         raise UserError(
-            f"players: base: {untouched} started from an untouched model, which has no folder to be kept by. Choose "
+            f"players: base: {untouched} started from an untouched model, and a base needs a folder here. Use "
             f"experiments.evaluate players=[{untouched},base]."
         )
     bases = {folder_digest(folder): (run, folder) for run in runs for folder in [base_folder(run)]}

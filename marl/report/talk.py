@@ -61,7 +61,7 @@ def talk_sentences(found: Mapping[str, Metrics]) -> list[str]:
                 f"{mean('talk/influence/resampled', 3)} beside what its author might have said."
             )
         if "talk/vote_credit/silence" in own:
-            percent = 100 * own["talk/vote_credit/silence"].mean
+            percent = round(100 * own["talk/vote_credit/silence"].mean, 1)
             won = "won" if percent >= 0 else "lost"
             parts.append(f"It {won} {abs(percent):.1f} points of a listener's vote for the imposter, beside silence.")
         if "talk/true_claims" in own:

@@ -52,6 +52,7 @@ def test_figures_are_said_in_words_and_names_are_escaped() -> None:
         ({"prior": 2.0, "said": -0.3, "heard": -0.001, "meant_right": 0.1}, "Of 2.00 nats about whom it saw kill, a "
          "witness's message gave away nothing (-0.30), and listeners took 0.00."),
         ({"vote_credit/silence": 0.012}, "It won 1.2 points of a listener's vote for the imposter, beside silence."),
+        ({"vote_credit/silence": -0.0001}, "It won 0.0 points of a listener's vote for the imposter, beside silence."),
         ({"vote_credit/silence": -0.02}, "It lost 2.0 points of a listener's vote for the imposter, beside silence."),
     ],
 )  # fmt: skip

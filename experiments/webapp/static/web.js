@@ -5,8 +5,8 @@ const table = document.getElementById("table");
 const away = document.getElementById("away"); // says that the server does not answer
 let news = null; // the server's events, while others are waited for
 let late = null; // until it is said that they do not come
-let fresh = -Infinity; // when something was chosen, or other choices were shown
-const QUICK = 300; // milliseconds after that in which nobody has read them
+let fresh = 0; // when something was chosen, or other choices were shown; at first, when the page was asked for
+const KEY = 300, ROW = 1000; // milliseconds after that in which a key, or a later click of a row, is a stray one
 
 function show(html, focus) {
   const text = document.getElementById("text");
@@ -84,10 +84,11 @@ function wait(version) {
   };
 }
 
-// The second half of a double click, a key that is held or comes at once was meant for what stood there before.
+// The second half of a double click, or a key that is held or comes at once, was meant for what stood there before.
 function stray(event) {
   if (!event.target.closest("a, button:not([type])")) return;
-  const early = event.detail > 1 || (event.detail === 0 && performance.now() - fresh < QUICK); // 0: by key
+  const since = performance.now() - fresh; // who clicks on and on is heard again after a second
+  const early = event.detail === 0 ? fresh > 0 && since < KEY : event.detail > 1 && since < ROW; // 0: by key
   if (event.type === "click" ? early : event.repeat && event.key === "Enter") event.preventDefault();
   else if (event.type === "click") fresh = performance.now();
 }

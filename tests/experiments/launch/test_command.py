@@ -454,8 +454,7 @@ def test_a_sweep_with_full_errors_has_its_last_word_too(cli: Cli, monkeypatch: p
 
 def test_a_failed_job_of_a_sweep_surfaces_and_the_others_go_on(cli: Cli) -> None:
     result = cli("-m", "seed=6,7,8,10")
-    assert [cfg.seed for cfg in result.jobs] == [6, 7, 8, 10]
-    assert result.status == 1
+    assert ([cfg.seed for cfg in result.jobs], result.status) == ([6, 7, 8, 10], 1)
     assert "seed=7: seed 7 is unlucky: choose another one.\n" in result.err
     assert "seed=8: Traceback" in result.err and "RuntimeError: boom" in result.err
     assert result.err.endswith("Failed jobs: 2 (seed=7; seed=8).\n")
@@ -465,6 +464,7 @@ def test_failed_jobs_are_named_by_what_tells_them_apart(cli: Cli) -> None:
     result = cli("-m", "label=x", "ablation=none,full", "seed=7", "note=3")
     assert result.err.startswith("ablation=none: seed 7 is unlucky: choose another one.\nablation=full: the same.\n")
     assert result.err.endswith("Failed jobs: 2 (ablation=none; ablation=full).\n")
+    assert cli("-m", "label=x,y", "seed=7,9").err.count("seed 7 is unlucky") == 2  # another error stands between
     assert cli("-m", "label=x", "seed=7").err.endswith("Failed jobs: 1 (label=x seed=7).\n")  # nothing is swept
 
 

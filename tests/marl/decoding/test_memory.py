@@ -146,7 +146,7 @@ def rise(work: Callable[[], None]) -> float | None:
 
 
 def measured(function: Callable[..., tuple[float, float | None]], *given: Any) -> tuple[float, float]:
-    """What a function predicts and measures in a process of its own: what other tests freed would be taken again."""
+    """Calls the function in a process of its own: memory that other tests freed would be taken again, unmeasured."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         predicted, taken = pool.submit(function, *given).result()
     if taken is None:
