@@ -34,18 +34,6 @@ def no_flushing() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def fast_yaml() -> Iterator[None]:
-    """Hydra's files are read by libyaml, where it is there: ten times as fast, and most of what commands take."""
-    import yaml
-
-    from marl.common import files  # noqa: F401  its reader of strangers' files stays the slow one
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(yaml, "SafeLoader", getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        yield
-
-
 @pytest.fixture(scope="session")
 def session_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns the folder that the test processes of this session share."""
