@@ -23,7 +23,7 @@ import numpy as np
 from marl.agents.base import Agent
 from marl.agents.model import ModelAgent
 from marl.common.errors import UserError
-from marl.model.lora import merged
+from marl.model.lora import merged, unadapted
 from marl.model.policy import Policy
 from marl.report.html import episode_html
 from marl.report.transcripts import episode_to_json
@@ -34,7 +34,7 @@ from marl.rollout.cast import Seats, alternating, by_role, seats_per_player
 from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import EVALUATION, draw_games
-from marl.storage.checkpoint import is_adapter, load_policy, read_card, save_policy, untouched_base
+from marl.storage.checkpoint import is_adapter, load_policy, read_card, save_policy
 from marl.storage.folder import REFERENCE, finished_run
 from marl.types import Episode
 
@@ -123,10 +123,10 @@ def load(run: str | Path, device: str = "cpu") -> Players:
             continue
         if (game := read_card(folder / part).get("game")) not in (None, env["game"]):
             raise UserError(f"{folder / part} plays {game}, and its run's game is {env['game']}. Name another run.")
-        if name == "trained" and "base" not in found and is_adapter(folder / part):  # over an untouched model
-            found["base"] = player("base", untouched_base(folder / part, device))
         policy = load_policy(folder / part, device, over=found["base"].policy if "base" in found else None)
         found[name] = player(name, policy)
+        if "base" not in found and policy.adapter:  # over an untouched model
+            found["base"] = player("base", unadapted(policy))
     return Players({name: found[name] for name in ("trained", "rival", "base") if name in found}, env, folder)
 
 

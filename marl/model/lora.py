@@ -102,6 +102,14 @@ def adapted(base: Policy, config: AdapterConfig, seed: int = 0) -> Policy:
     return policy.eval()
 
 
+def unadapted(policy: Policy) -> Policy:
+    """Makes a policy of an adapter's base, on the same tensors, which reads questions as the adapted one does."""
+    assert policy.adapter is not None
+    base = copy.copy(policy.adapter.base)  # the base itself may serve other adapters, which read otherwise
+    base.tokens = policy.tokens
+    return base
+
+
 def copied(policy: Policy) -> Policy:
     """Copies a policy; an adapted one's copy shares the frozen weights."""
     memo: dict[int, Any] = {}

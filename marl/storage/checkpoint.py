@@ -308,14 +308,6 @@ def frozen_base(name: str, digest: str, device: torch.device | str, dtype: torch
     return found
 
 
-def untouched_base(folder: str | Path, device: torch.device | str) -> Policy:
-    """Loads the model below an adapter, as the adapter's policy reads it."""
-    name, digest, bf16 = adapter_base(folder)
-    base = frozen_base(name, digest, device, torch.bfloat16 if bf16 else torch.float32)
-    read_questions(base.tokens, base.lm, str(read_card(folder).get("questions", "stream")))
-    return base
-
-
 def _load_adapted(folder: Path, device: torch.device | str, privileged_size: int, over: Policy | None) -> Policy:
     """Loads an adapter over its base, with a new value head."""
     name, digest, bf16 = adapter_base(folder)

@@ -45,7 +45,8 @@ def test_its_base_plays_in_an_evaluation(run: Path, tmp_path: Path) -> None:
 def test_its_base_plays_from_python(run: Path) -> None:
     players = marl.load(run)
     own, base = players["trained"].policy, players["base"].policy
-    assert own.adapter is not None and own.adapter.base is base
+    assert own.adapter is not None and own.adapter.base.lm is base.lm  # one copy of the weights
+    assert own.tokens.beside and base.tokens.beside and not own.adapter.base.tokens.beside  # others may read otherwise
     (episode,) = marl.play(players.env, [players["trained"], players["base"]])
     assert sorted(episode.players.values()) == ["base", "trained"] and episode.beliefs
     with pytest.raises(UserError, match=r"has no player rival\. It has trained, base\."):
