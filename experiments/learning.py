@@ -227,7 +227,7 @@ HEADLINE = {  # what a person watches, and how it reads
     "talk/turns": "turns {:.1f}",
     "errors/per_turn": "refused {:.3f}",
     "errors/outgrown": "outgrew model.context {:.1%}",
-    "speed/rollout_games_per_second": "{:.3g} games/s",
+    "speed/rollout_games_per_second": "{:.2f} games/s",
     "speed/tokens_per_second": "{:,.0f} tokens/s",
     "speed/update_tokens_per_second": "update {:,.0f} tokens/s",
 }

@@ -135,9 +135,11 @@ class Checker:
         """The configuration files that are chosen. UserError where one is not there."""
         for override in files:
             value = override.value()
-            listed = value if isinstance(value, list) and not override.is_delete() else [value]
-            nothing = override.is_delete() and value is None
-            if not (nothing or all(isinstance(name, str) for name in listed)):
+            if override.is_delete():
+                fits = value is None or isinstance(value, str)
+            else:
+                fits = all(isinstance(name, str) for name in (value if isinstance(value, list) else [value]))
+            if not fits:
                 options = ", ".join(self.options(override.key_or_group))
                 raise UserError(f"{shown(override)} does not fit: choose one of {options}.")
             if override.is_add():

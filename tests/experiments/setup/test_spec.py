@@ -66,7 +66,8 @@ def test_an_arm_may_be_a_number() -> None:
 def test_terms_of_ones_own_are_in_the_line_of_an_iteration_and_the_last_table() -> None:
     found = {"loss/own": 0.25, "loss/policy": 1.0, "game/score": 3.0, "reward/paid": -0.5, "game/win_rate/white": 0.5}
     assert learning.headline(found) == "score 3.00  own 0.250  paid -0.500  white 0.500"
-    assert learning.headline({"speed/rollout_games_per_second": 1 / 60}) == "0.0167 games/s"  # a pretrained model's
+    for speed, said in ((1 / 60, "0.02 games/s"), (1234.5, "1234.50 games/s")):
+        assert learning.headline({"speed/rollout_games_per_second": speed}) == said
     conditions = {"base": {"reward/paid": Interval(0, 0, 0, 1)}, "trained": {"loss/own": Interval(0, 0, 0, 1)}}
     assert show.rows_of(conditions) == ["reward/paid", "loss/own"]
     ours = {"trained": {"loss/policy": Interval(0, 0, 0, 1), "game/score": Interval(0, 0, 0, 1)}}

@@ -327,7 +327,7 @@ def test_among_us_intervals_are_over_games() -> None:
     found = among_us_metrics([meeting_game(seed) for seed in range(50)])
     assert {value.n for value in found.values()} == {50}
     assert found["vote/imposter"].low == found["vote/imposter"].high  # every game has the same votes
-    # What is always or never true does not vary in resampling; the interval then counts games, not messages.
+    # Shares of 0 and 1 do not vary in resampling; their intervals then count games, not messages.
     ejections = among_us_metrics([ejection_game()] * 50)
     assert (ejections["talk/naming_true"], ejections["talk/accuses"]) == (wilson(50, 50), wilson(0, 50))
 
