@@ -42,8 +42,9 @@ def by_hand(policy: Policy, ids: list[int], candidates: tuple[int, ...]) -> list
 
 
 @cache
-def vocabulary(game: str) -> PreTrainedTokenizerFast:
-    texts = scripted_texts(game, [env_maker(GAMES[game])], 0, games=20)
+def vocabulary(*env: tuple[str, Any]) -> PreTrainedTokenizerFast:
+    game = dict(env)["game"]
+    texts = scripted_texts(game, [env_maker(dict(env))], 0, games=20)
     return train_tokenizer(texts, game_module(game).COMPACT_TOKENS, 1024)
 
 
@@ -51,7 +52,7 @@ def played(
     env: dict[str, Any], temperature: float, games: int = 4, beside: bool = False
 ) -> tuple[ModelAgent, list[Episode]]:
     """Games of a model that babbles; its weights are large enough that every word matters."""
-    make, tokens = env_maker(env), Tokens(vocabulary(env["game"]))
+    make, tokens = env_maker(env), Tokens(vocabulary(*env.items()))
     tokens.beside = beside
     lm = tiny_lm(tokens.size, hidden_size=16, layers=1, heads=2, intermediate_size=32, context=1024)
     policy = noisy(Policy(lm, tokens), 3)
