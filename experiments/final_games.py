@@ -21,6 +21,7 @@ from marl.metrics.games import by_game
 from marl.metrics.stats import Interval, Metrics
 from marl.metrics.training import episode_metrics
 from marl.model.policy import Policy
+from marl.pretraining.base import untouched_folder
 from marl.report.games import MESSAGE_COLUMNS, message_rows
 from marl.report.runs import read_evaluation
 from marl.report.transcripts import episode_to_json, read_episodes, write_episodes
@@ -127,11 +128,12 @@ def final_evaluation(
 ) -> tuple[dict[str, Metrics], dict[str, Transcript]]:
     """Plays the same games with the base and with the trained policies; returns metrics and an example of each.
 
-    The base's games are kept beside it: one run of a sweep plays them, and the others wait. What is kept is what this
-    run would have played itself, to the last digit.
+    The base's games are kept beside it, or where it has no folder, among the bases: one run of a sweep plays them, and
+    the others wait. What is kept is what this run would have played itself, to the last digit.
     """
     folder = work.spec.folder
-    beside = games_of_base(base_folder, digest(settings_of_base_games(work))) or folder / "base"
+    kept_in = base_folder or untouched_folder(work.spec.cache, work.spec.model, work.spec.env["game"])
+    beside = games_of_base(kept_in, digest(settings_of_base_games(work))) or folder / "base"
     # The base standing in for the learner has a name of its own, so that both conditions measure the same seats.
     as_base = {n: ("untrained" if i == 0 else n, base) for i, n in enumerate(policies)}
     as_trained = {n: ("trained" if i == 0 else n, policy) for i, (n, policy) in enumerate(policies.items())}
@@ -189,11 +191,9 @@ def last_losses(path: Path) -> dict[str, dict[str, float | int | None]]:
     }
 
 
-def games_of_base(base_folder: Path | None, name: str) -> Path | None:
-    """Returns where the base's games are kept for all its runs; None where the base has no folder that can be written
-    (a cache that others share)."""
-    if base_folder is None:
-        return None
+def games_of_base(base_folder: Path, name: str) -> Path | None:
+    """Returns where the base's games are kept for all its runs; None where its folder cannot be written (a cache that
+    others share)."""
     folder = base_folder / "evaluations" / name
     if not (folder / "evaluation.json").exists():
         try:

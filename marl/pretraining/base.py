@@ -30,7 +30,7 @@ from marl.pretraining.config import BaseConfig, ModelConfig
 from marl.pretraining.corpus import CORPUS, LISTENING, Recorded, recorded, variants
 from marl.pretraining.fit import fit, held_out_figures
 from marl.rollout.games import file_digests, game_module, scripts_module, without_later
-from marl.storage.checkpoint import copy_folder, load_policy, make_once, read_card, save_policy
+from marl.storage.checkpoint import copy_folder, load_policy, make_once, model_folder, read_card, save_policy
 
 FORMAT = 2  # raise it when the same settings make another base
 HF_STREAMS = 3  # raise it when models of `transformers` read other streams
@@ -159,6 +159,12 @@ def _scripted_digest(env: str, vary: str, files: str, seed: int, players: str) -
 def base_folder(cache: Path, made_of: Mapping[str, Any]) -> Path:
     """The folder in the cache for a base of these `base_settings`."""
     return cache / f"{made_of['env']['game']}-{made_of['base']['data']}-{_digest(canonical(made_of))}"
+
+
+def untouched_folder(cache: Path, model: ModelConfig, game: str) -> Path:
+    """The folder in the cache for games of an untouched model, named by its files and by how it reads questions."""
+    files = {p.name: file_digest(p) for p in model_folder(model.name).iterdir() if p.is_file()}
+    return cache / f"{game}-none-{_digest(canonical({'files': files, 'questions': model.questions}))}"
 
 
 def from_scratch(game: str, texts: Iterable[str], model: ModelConfig, seed: int) -> Policy:

@@ -257,13 +257,16 @@ def is_adapter(folder: str | Path) -> bool:
     return (Path(folder) / SETTINGS_FILE).is_file()
 
 
+def model_folder(name: str) -> Path:
+    """Returns the folder of a model, or of the copy of a hub name that was loaded."""
+    return Path(name) if Path(name).is_dir() else Path(str(cached_file(name, "config.json"))).parent
+
+
 def model_digest(name: str) -> str:
     """Digest of the files of a model, a folder or a hub name that was loaded: twelve hexadecimal digits."""
-    folder = Path(name)
+    folder = model_folder(name)
     if (folder / "checksums.json").is_file():
         return folder_digest(folder)
-    if not folder.is_dir():
-        folder = Path(str(cached_file(name, "config.json"))).parent
     return digest_of({p.name: file_digest(p) for p in [*folder.glob("config.json"), *folder.glob("*.safetensors")]})
 
 
