@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from envs.among_us.state import Room
 from marl.metrics.among_us import Meeting, Moves, Sight, room_name, sights
-from marl.report.views import Transcript, View, is_among_us, is_dond, printable, said, story_of, topic
+from marl.report.views import Transcript, View, in_words, is_among_us, is_dond, printable, said, story_of, topic
 
 
 def timeline_of(transcript: Transcript) -> View:
@@ -64,9 +64,9 @@ def _asked(transcript: Transcript) -> str:
 def _talk(transcript: Transcript) -> Iterator[View]:
     """The start, then every turn."""
     yield {"title": "the start", "text": "", "mark": "", "until": 0}
-    for number, turn in enumerate(transcript["turns"], start=1):
+    for number, (turn, words) in enumerate(zip(transcript["turns"], in_words(transcript), strict=True), start=1):
         refused = f" (refused: {printable(turn['error'])})" if turn["error"] else ""
-        text = f"{turn['agent']}: {printable(said(turn))}{refused}"
+        text = f"{turn['agent']}: {words}{refused}"
         yield {"title": f"turn {number}", "text": text, "mark": f"m{number}", "until": turn["step"] + 1}
 
 

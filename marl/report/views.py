@@ -41,7 +41,7 @@ def game_view(transcript: Transcript, condition: str = "") -> View:
         return {**view, **_among_us_view(transcript)}
     agents = list(transcript["players"])
     turns = []
-    for turn in transcript["turns"]:
+    for turn, text in zip(transcript["turns"], in_words(transcript), strict=True):
         moved: dict[str, list[Shift]] = {}
         for shift in shifts(transcript, turn):
             moved.setdefault(shift.listener, []).append(shift)
@@ -51,7 +51,7 @@ def game_view(transcript: Transcript, condition: str = "") -> View:
                 "agent": turn["agent"],
                 "seat": agents.index(turn["agent"]),
                 "kind": "refused" if turn["error"] else "message" if turn["message"] else "act",
-                "text": printable(said(turn)),
+                "text": text,
                 "moved": [{"listener": name, "shifts": own, "total": total_of(own)} for name, own in moved.items()],
                 "plan": plan_text(turn),
                 "weighed": weighed(turn),
@@ -114,6 +114,19 @@ def said(turn: dict[str, Any]) -> str:
     if text.startswith(dond_replies.PROPOSE) and not turn["error"]:
         return "proposes " + text.removeprefix(dond_replies.PROPOSE).partition("\n")[0].removesuffix("[END]").strip()
     return text
+
+
+def in_words(transcript: Transcript) -> list[str]:
+    """Each turn as `said`, on one line. A count that is claimed in Deal or No Deal in parts is named with its item."""
+    found, claimed = [], Counter[str]()  # by agent
+    for turn in transcript["turns"]:
+        text, agent = printable(said(turn)), turn["agent"]
+        if is_dond(transcript) and turn["kind"] == "CHOOSE" and text.isdecimal() and not turn["error"]:
+            item = dond_rules.ITEMS[claimed[agent] % len(dond_rules.ITEMS)]
+            text = f"claims {text} {item.removesuffix('s') if text == '1' else item}"
+            claimed[agent] += 1
+        found.append(text)
+    return found
 
 
 def weighed(turn: dict[str, Any]) -> list[tuple[str, float, float, float]]:

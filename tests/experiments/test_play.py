@@ -15,8 +15,10 @@ import pytest
 from experiments import play
 from experiments.play import Person
 from experiments.setup.players import in_runs
+from experiments.webapp.timeline import timeline_of
 from marl.agents.text import TextAgent
 from marl.common.errors import UserError
+from marl.report.transcripts import read_episodes
 from tests.composing import configure
 
 
@@ -103,9 +105,13 @@ def test_counts_are_typed_as_they_are(
     assert person.reply("How many hats do you claim?", ("0", "1", "2")) == "1"
     shown = capsys.readouterr().out
     assert ") 0" not in shown and all(f"  {count}\n" in shown for count in "012")
-    typing(iter(["hello"] * 60))
+    typing(iter(["hello", "proposal", "1", "0", "3"]))
     play.main(configure("play", "opponent=scripted", "env.format=structured", "env.max_entries=4", f"out={tmp_path}"))
-    assert "[propose]" not in capsys.readouterr().out
+    shown, (game,) = capsys.readouterr().out, read_episodes(tmp_path / "episodes-001.jsonl")
+    assert "[propose]" not in shown
+    own = "player_1: proposal\nplayer_1: claims 1 book\nplayer_1: claims 0 hats\nplayer_1: claims 3 balls"
+    assert own.replace(":", " ") in shown
+    assert own in "\n".join(moment["text"] for moment in timeline_of(game)["moments"])
 
 
 def test_an_unfinished_game_is_kept(typing: Callable[[Iterator[str]], None], tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from envs.among_us.state import Act
+from envs.core import TurnKind
 from marl.common.errors import UserError
 from marl.metrics.among_us import Meeting, Moves
 from marl.report.games import Form, forms
@@ -16,6 +17,7 @@ from marl.report.views import Shift, fates, game_view, outcome_text, render_text
 from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import draw_games
+from marl.types import Turn
 from tests.marl.episodes import aborted_game, deal_game, episode, failed_game, imposter_game, meeting_game, message
 
 
@@ -109,6 +111,26 @@ player_1  proposes (1 books, 1 hats, 0 balls)
 
 Deal: player_0 9, player_1 4; together 13 of at most 13"""
     )
+
+
+def test_claims_in_parts_name_their_items() -> None:
+    """A count is a turn of its own in format=structured. A number that is said is no claim, nor is a refused one."""
+    words, *_ = deal_game().turns
+
+    def chosen(agent: str, text: str, error: str = "") -> Turn:
+        return replace(words, agent=agent, kind=TurnKind.CHOOSE, text=text, message="", rewards={}, error=error)
+
+    turns = [
+        replace(words, text="3 [END]", message="3", rewards={}), chosen("player_0", "proposal"),
+        chosen("player_0", "0"), chosen("player_1", "2", "form"), chosen("player_1", "1"), chosen("player_1", "1"),
+        chosen("player_0", "0"), chosen("player_0", "3"), chosen("player_1", "0"),
+    ]  # fmt: skip
+    text = render_text(episode_to_json(replace(deal_game(), turns=tuple(turns), beliefs=())))
+    assert text.splitlines()[5:-2] == [
+        "player_0  3", "player_0  proposal", "player_0  claims 0 books", "player_1  2   (refused: form)",
+        "player_1  claims 1 book", "player_1  claims 1 hat", "player_0  claims 0 hats", "player_0  claims 3 balls",
+        "player_1  claims 0 balls",
+    ]  # fmt: skip
 
 
 def test_a_message_that_was_cut_is_said_to_be_cut() -> None:
