@@ -4,7 +4,7 @@ Where a study is served, there are no other pages: whoever takes part sees neith
 games.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from starlette.responses import RedirectResponse, Response
 from experiments.webapp.engine import Engine, Full, Sight
 from experiments.webapp.forms import done, form_of
 from experiments.webapp.opponents import Opponents
-from experiments.webapp.roster import Person, Roster
+from experiments.webapp.roster import Person, Played, Roster
 from experiments.webapp.session import set_cookie
 from experiments.webapp.study import Study
 from marl.common.errors import UserError
@@ -72,7 +72,6 @@ class StudyPages:
         if person.state == "refused":
             return self.html("study_refused.html")
         games = self.roster.games(session)
-        open_game = next((game.game for game in games if game.state == "open"), None)
         return self.html(
             "study.html",
             status,
@@ -81,7 +80,7 @@ class StudyPages:
             pay=study.pay_in(person.part),
             earned=study.pay.money(self.roster.pay(person)),
             played=len(games),
-            open_game=open_game,
+            open_game=open_of(games),
             why=why,
         )
 
@@ -118,9 +117,8 @@ class StudyPages:
     async def next(self, request: Request, session: str) -> Response:
         person = await run_in_threadpool(self.playing, session)
         games = await run_in_threadpool(self.roster.games, session)
-        for game in games:
-            if game.state == "open":
-                return RedirectResponse(f"/play/{game.game}", 303)
+        if here := open_of(games):
+            return RedirectResponse(f"/play/{here}", 303)
         if len(games) >= self.roster.study.games:
             return RedirectResponse("/study", 303)
         record = await run_in_threadpool(self.roster.assign, person, self.played)
@@ -131,6 +129,8 @@ class StudyPages:
             await run_in_threadpool(self.roster.take_back, record.id)
             if isinstance(error, Full):
                 raise
+            if here := open_of(await run_in_threadpool(self.roster.games, session)):  # begun by a second click
+                return RedirectResponse(f"/play/{here}", 303)
             return await run_in_threadpool(self.shown, session, str(error))
         return RedirectResponse(f"/play/{record.id}", 303)
 
@@ -180,6 +180,11 @@ class StudyPages:
             **so_far,
             "more": person.state == "playing" and len(games) < self.roster.study.games,
         }
+
+
+def open_of(games: Sequence[Played]) -> str | None:
+    """The game of these that is open, if there is one."""
+    return next((game.game for game in games if game.state == "open"), None)
 
 
 def wrong_of(result: Mapping[str, Any]) -> str:

@@ -6,8 +6,10 @@ import re
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ pytest.importorskip("httpx")
 from starlette.testclient import TestClient
 
 from experiments import benchmark, web, web_export
+from experiments.webapp.roster import Roster
 from experiments.webapp.store import TABLES, Store
 from experiments.webapp.study import Pay, pick, read_study
 from marl.common.errors import UserError
@@ -361,6 +364,25 @@ def test_from_consent_to_the_export(tmp_path: Path) -> None:
     folder = tmp_path / "study-small"
     kept = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
     assert b"testclient" not in kept and b"127.0.0.1" not in kept  # no browser's name, no address
+
+
+def test_two_requests_for_the_next_game_at_once_make_one_game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path)
+    assign, both = Roster.assign, Barrier(2)
+
+    def assigned(*given: Any) -> Any:
+        record = assign(*given)
+        both.wait(timeout=60)  # neither has begun its game
+        return record
+
+    monkeypatch.setattr(Roster, "assign", assigned)
+    with studying(tmp_path) as browser, ThreadPoolExecutor(2) as pool:
+        person = browser()
+        join(person)
+        found = [asked.result() for asked in [pool.submit(person.post, "/study/next") for _ in range(2)]]
+        assert [page.status_code for page in found] == [200, 200]
+        assert found[0].url == found[1].url and found[0].url.path.startswith("/play/")
+        assert "1 of 3" in person.get("/study").text
 
 
 @pytest.mark.parametrize(("pay", "told"), [({}, "Nothing is paid"), ({"point": 0.2}, "$0.20 for each point")])
