@@ -56,7 +56,6 @@ from marl.decoding.probes import size_of
 from marl.intents.agent import CICERO
 from marl.metrics.stats import Floats, Interval, Metrics, bootstrap_mean, paired_difference, wilson
 from marl.metrics.tables import format_table, write_csv
-from marl.model.loading import load_tokenizer
 from marl.planning.planner import SUFFIX
 from marl.report.figures import heat_map, save_figure
 from marl.rollout.games import env_maker, file_digests
@@ -195,7 +194,7 @@ def resolved(name: str, cfg: DictConfig) -> str:
 
 
 def entrants(names: Sequence[str], parts: PlaySpec, device: torch.device) -> list[Player]:
-    """The players, `base` as the folder where it is kept. UserError where two are one, or speak other tokens."""
+    """The players, `base` as the folder where it is kept. UserError where two are one."""
     labels = labels_of(names)
     base = the_base(names, parts, device) if any(bare(name) == "base" for name in names) else None
     found: dict[str, Player] = {}
@@ -205,16 +204,7 @@ def entrants(names: Sequence[str], parts: PlaySpec, device: torch.device) -> lis
         other = found.setdefault(player.made_of, player)
         if other is not player:
             raise UserError(f"players: {other.label} and {label} are one and the same. Leave one of them out.")
-    players = list(found.values())
-    models = [player for player in players if is_run(player.name)]
-    vocabularies = [load_tokenizer(str(policy_folder(player.name))).get_vocab() for player in models]
-    for player, vocabulary in zip(models, vocabularies, strict=True):
-        if vocabulary != vocabularies[0]:
-            raise UserError(
-                f"players: {player.label} has another tokenizer ({len(vocabulary)} tokens) than {models[0].label} "
-                f"({len(vocabularies[0])} tokens): name players that started from one base, or from one model.name"
-            )
-    return players
+    return list(found.values())
 
 
 def labels_of(names: Sequence[str]) -> list[str]:

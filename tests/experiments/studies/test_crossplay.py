@@ -4,18 +4,20 @@ import copy
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
 
-from envs.core import END
+from envs.core import END, Style
 from envs.dond.replies import MESSAGE, proposal_text
-from envs.dond.texts import COMPACT_TOKENS, parse_heard, parse_prompt
+from envs.dond.texts import parse_heard, parse_prompt, prompt
 from experiments import evaluate
 from experiments.setup import entrants
 from experiments.setup.config import plain
@@ -27,9 +29,10 @@ from marl.common.files import csv_rows, unpacked
 from marl.model.policy import Policy
 from marl.rollout.games import env_maker, file_digests
 from marl.rollout.seeds import EVALUATION, draw_games
-from marl.storage.checkpoint import save_policy
+from marl.storage.checkpoint import load_policy, save_policy
+from marl.types import Episode
 from tests.composing import composed_once, configure
-from tests.marl.models import small_tokens, tiny_policy
+from tests.marl.models import CHATML, hf_policy
 from tests.marl.planners import negotiator
 from tests.runs import typed
 
@@ -151,7 +154,7 @@ def run_of(runs: Path, name: str, policy: Policy, base: Path | None = None, *ove
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs from one base, and runs that cannot meet them."""
+    """Two runs from one base, one of a model with other tokens, and runs that cannot meet them."""
     folder = tmp_path_factory.mktemp("runs")
     base = folder / "bases" / "dond-human-1"
     save_policy(base, negotiator(), {"game": "dond"})
@@ -162,9 +165,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for weights in policy.lm.parameters():
                 weights += 0.01 * torch.randn(weights.shape, generator=noise)
         run_of(folder, name, policy, base, "env.objective=0.5")
-    foreign = tiny_policy()
-    foreign.tokens = small_tokens((*COMPACT_TOKENS, "zebra"))
-    run_of(folder, "other_tokens", foreign, base, "env.objective=0.5")
+    foreign = hf_policy(folder / "model", "llama", chat_template=CHATML)
+    run_of(folder, "other_tokens", foreign, None, "env.objective=0.5")
     run_of(folder, "other_objective", negotiator(), base, "env.objective=0")
     run_of(folder, "other_base", negotiator(), folder / "bases" / "dond-human-2", "env.objective=0.5")
     save_policy(folder / "bases" / "dond-human-2", policy, {"game": "dond"})
@@ -279,6 +281,33 @@ def test_self_play_is_the_plain_evaluation_and_nothing_is_played_twice(
     assert set(card["players"]) == {"base", "careful", "a-full-s0"} and str(runs) not in json.dumps(card["players"])
 
 
+def test_models_with_different_tokenizers_meet(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reads the game and the other's words in its own tokens."""
+    rollout, played = crossplay.rollout, list[Episode]()
+
+    def noted(*args: Any) -> list[Episode]:
+        found = rollout(*args)
+        played.extend(found)
+        return found
+
+    monkeypatch.setattr(crossplay, "rollout", noted)
+    folders = [runs / name for name in ("a-full-s0-11", "other_tokens")]
+    tokens = {folder.name: load_policy(folder / "policy").tokens for folder in folders}
+    assert len({each.size for each in tokens.values()}) == 2
+    names = ",".join(map(str, folders))
+    crossplay.main(settings(*QUIET, f"players=[{names}]", f"runs={runs}", f"cells={tmp_path}", "games=8"))
+    heard = Counter[str]()
+    for game in played:
+        for seat, (agent, name) in enumerate(game.players.items()):
+            read = tokens[name].decode(game.streams[agent].tokens)
+            opening = prompt(game.facts["counts"], game.facts["values"][seat], 0.5, Style.COMPACT)
+            said = [f"them: {turn.message}" for turn in game.turns if turn.message and turn.agent != agent]
+            assert opening.strip() in read and all(line in read for line in said)
+            heard[name] += len(said) * (len({*game.players.values()}) == 2)
+    assert heard["other_tokens"], "nothing was said to it"
+    assert {row["row"] for row in csv_rows(tmp_path / "crossplay.csv.gz")} == {"a-full-s0", "other_tokens"}
+
+
 def test_a_damaged_cell_is_named(tmp_path: Path) -> None:
     cfg = settings(*QUIET, f"runs={tmp_path}", "players=[careful,random]", "games=2")
     crossplay.main(cfg)
@@ -337,7 +366,6 @@ def test_a_file_of_contexts_that_is_gone_is_named() -> None:
         (["careful", "*-full-s0-*"], [], r"players=\*-full-s0-\*: must be one run's name; in .* 2 finished runs match"),
         (["{runs}/a-full-s0-11", "{runs}/other_game"], [], "other_game was trained on among_us. Name players of Deal"),
         (["{runs}/a-full-s0-11", "{runs}/other_objective"], [], "differ in env.objective"),
-        (["{runs}/a-full-s0-11", "{runs}/other_tokens"], [], "other_tokens has another tokenizer"),
         (["{runs}/other_base", "{runs}/a-full-s0-11", "base"], [], "started from different bases. Name a base by its"),
         (["{runs}/a-full-s0-11", "careful+plan"], [], "careful has no policy to plan from"),
         (["careful", "fair"], ["env.game=among_us"], "env.game=among_us: only players of Deal or No Deal change seats"),
