@@ -100,6 +100,7 @@ SMALLER: dict[str, tuple[str, ...]] = {
     "studies.crossplay": (*QUIET, *GAMES),
     "studies.conditions": (*QUIET, *GAMES),
     "studies.drift": (*QUIET, *GAMES),
+    "studies.gradients": (*QUIET, "device=cpu", "batches=3", "games=2", "samples=1"),
     "studies.expected": ("out=bands",),  # not into the package
     "lookahead": LOOKAHEAD,
     "benchmark": ("threads=1",),
