@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from experiments import report, train
+from experiments.setup import publish
 from marl.metrics.tables import read_table
 from marl.report.runs import Run
 from marl.storage.folder import read_run_card
@@ -33,8 +34,8 @@ def test_a_table_keeps_what_a_mute_arm_lacks(tmp_path: Path) -> None:
         )
 
     runs = [run(arm, s, score) for arm, score in (("RL", 0.2), ("RL+L+S", 0.3), ("mute", 0.1)) for s in (0, 1)]
-    ((suffix, group),) = report.variants(runs).items()
-    report.publish_variant("diplomacy", group, tmp_path, suffix)
+    ((suffix, group),) = publish.variants(runs).items()
+    publish.publish_variant("diplomacy", group, tmp_path, suffix)
     found = {(row.arm, row.metric): row.mean for row in read_table(tmp_path / "table.csv")}
     assert found["mute", "game/score"] == 0.105 and found["RL+L+S", "game/score"] == 0.305
     arms = {arm for arm, metric in found if metric == "belief/last_log_loss"}

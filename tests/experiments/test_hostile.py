@@ -13,7 +13,8 @@ import pytest
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
-from experiments import evaluate, play, report, train
+from experiments import evaluate, play, train
+from experiments.setup import publish
 from experiments.studies import crossplay
 from marl.common.errors import LONGEST_ERROR, MOST, UserError, check_count
 from marl.report.transcripts import episode_to_json, read_episodes, render_text
@@ -142,7 +143,7 @@ def test_tables_of_others_are_drawn_or_refused(tmp_path: Path, name: str, text: 
         data = own.encode("latin-1")
         (tmp_path / file).write_bytes(gzip.compress(data) if file.endswith(".gz") and len(data) < 9000 else data)
     try:
-        report.draw(tmp_path, "", tmp_path)
+        publish.draw(tmp_path, "", tmp_path)
     except UserError as error:
         assert len(str(error)) <= LONGEST_ERROR + 3
 

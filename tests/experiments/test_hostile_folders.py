@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments import evaluate, play, report
 from experiments.launch.terminal import say
+from experiments.setup import publish
 from experiments.setup.spec import run_spec
 from experiments.setup.stages import stages_of
 from experiments.studies import cells, conditions, crossplay
@@ -434,7 +435,7 @@ def test_a_published_table_stays_in_its_folder(run: Path, tmp_path: Path) -> Non
     changed(other, lambda settings: settings["env"].update({"/../../evil": "../../x", "split": "a/../b"}))
     with redirect_stdout(io.StringIO()):
         runs = [read_run(run), read_run(other)]
-        assert all("/" not in suffix and suffix.isprintable() for suffix in report.variants(runs))
+        assert all("/" not in suffix and suffix.isprintable() for suffix in publish.variants(runs))
 
 
 # --- Data of other types ----------------------------------------------------------------------------------------------

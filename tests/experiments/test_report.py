@@ -11,8 +11,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from experiments import report, train
-from experiments.report import publish, told_apart, variants
+from experiments.report import told_apart
 from experiments.setup import select
+from experiments.setup.publish import publish, variants
 from experiments.setup.published import given
 from marl.common.errors import UserError
 from marl.common.files import csv_rows, joined_name
