@@ -2,7 +2,7 @@
 
 `python -m experiments.report select='NAME-*'` writes `runs/report.html`; `publish=FOLDER` also the table, its data, the
 figure and the run cards, for each variant of the game (docs/howto/commands.md names the files). `data=FOLDER` draws the
-figure of such a folder again, without any run.
+figure of such a folder again, and compares arms at equal compute again, without any run.
 """
 
 import json
@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 
 from experiments.launch.command import command
 from experiments.launch.terminal import say
-from experiments.setup.publish import draw, draw_models, in_words, publish, variants
+from experiments.setup.publish import compare_again, draw, draw_models, in_words, publish, variants
 from experiments.setup.select import in_a_name, selected
 from marl.common.errors import UserError, check_writable
 from marl.common.files import joined_name, reading
@@ -113,7 +113,8 @@ def with_models(runs: Sequence[Run]) -> list[Run]:
 
 
 def redraw(folder: Path, out: Path) -> None:
-    """Draws the figures of a published table's folder again. UserError if it is none."""
+    """Draws the figures of a published table's folder again, and compares its arms at equal compute. UserError if it is
+    none."""
     suffixes = [path.name[len("curves") : -len(".csv.gz")] for path in sorted(folder.glob("curves*.csv.gz"))]
     own = None if suffixes else drawn_by_a_study(folder)
     if own is not None:
@@ -128,6 +129,7 @@ def redraw(folder: Path, out: Path) -> None:
     for suffix in suffixes:
         if (folder / f"table{suffix}.csv").exists():  # else a model's part of one
             draw(folder, suffix, out)
+        compare_again(folder, suffix, out)
     for table in sorted(folder.glob("table*.csv")):
         if table.read_text().startswith("model,"):
             draw_models(table, out)

@@ -16,7 +16,7 @@ from experiments.setup.published import CURVES, as_published, earlier_runs, game
 from experiments.setup.select import add_cards, in_a_name, write_cards
 from marl.common.errors import UserError, check_writable
 from marl.common.files import csv_rows, reading
-from marl.metrics.compute import GAMES
+from marl.metrics.compute import GAMES, PASSES, SHARES
 from marl.metrics.stats import Interval
 from marl.metrics.tables import (
     CURVE,
@@ -33,7 +33,7 @@ from marl.metrics.tables import (
     write_csv,
     write_table,
 )
-from marl.metrics.wording import pairs_of, shown_in
+from marl.metrics.wording import headline, pairs_of, shown_in
 from marl.report.figures import ablation_figure, mean_entries
 from marl.report.games import speakers
 from marl.report.prose import costs, mixed
@@ -49,6 +49,7 @@ from marl.report.runs import (
     variant_of,
 )
 
+EQUAL = "equal_compute.csv.gz"
 PUBLISHED = "published.csv"  # optional, the paper's figures: arm,mean,low,high,source
 
 # The metric of published figures, learning curves and ratios.
@@ -145,13 +146,10 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str, m
     both = [name for name in names if all(name in arm.metrics for arm in mute)]
     rows, differences = ablation_table(spoke, names) + ablation_table(mute, both), arm_differences(arms, pairs, names)
     ratios = arm_ratios(arms, pairs, [name for name in RATIOS if name in names])
-    equal = equal_compute(runs)
-    kept = [m for m in dict.fromkeys((GAMES, *wanted, *CURVES)) if all(m in arm.metrics for arm in equal)]
     tables = {
         "table.csv": [] if model else rows,
         "differences.csv.gz": differences,
         "ratios.csv": ratios,
-        "equal_compute.csv.gz": [*ablation_table(equal, kept), *arm_differences(equal, pairs, kept)],
         "bootstrap.csv": bootstrap_table(arms, pairs),
     }
 
@@ -165,6 +163,7 @@ def publish_variant(game: str, runs: Sequence[Run], folder: Path, suffix: str, m
             path(name).unlink(missing_ok=True)  # of other runs
     for name, (header, lines) in data_files(game, runs, arms, pairs, names).items():
         write_csv(path(name), header, lines)
+    write_equal_compute(game, runs, path(EQUAL))
     if not model:
         draw(folder, suffix, folder)
     if suffix:
@@ -250,6 +249,40 @@ def curve_differences(runs: Sequence[Run], pairs: Sequence[tuple[str, str]]) -> 
                 kept = {m: Interval(line[m], math.nan, math.nan, played) for m in CURVES if m in line}
                 after.setdefault(line["iteration"] * run.games, []).append(ArmRun(run.arm, run.seed, kept))
     return [(games, row) for games in sorted(after) for row in arm_differences(after[games], pairs, CURVES)]
+
+
+def write_equal_compute(game: str, runs: Sequence[Run], path: Path) -> None:
+    """Writes arms and their differences at shares of the cheapest run's cost; without known costs, removes the file.
+
+    Below the whole cost only the metrics of the game's first table, which keeps the file small.
+    """
+    pairs, rows = pairs_of((arm_label(run, runs) for run in runs), game), list[tuple[float, TableRow]]()
+    for share in SHARES:
+        arms = equal_compute(runs, share)
+        kept = [m for m in dict.fromkeys((GAMES, *shown_in(game), *CURVES)) if all(m in arm.metrics for arm in arms)]
+        if share < 1:
+            kept = [GAMES, *headline(game, kept), PASSES]
+        rows += [(share, row) for row in (*ablation_table(arms, kept), *arm_differences(arms, pairs, kept))]
+    if rows:
+        header = ("arm", "share", "metric", "mean", "low", "high", "seeds", "games")
+        write_csv(path, header, [(row.arm, share, *astuple(row)[1:]) for share, row in rows])
+    else:
+        path.unlink(missing_ok=True)  # of other runs
+
+
+def compare_again(folder: Path, suffix: str, out: Path) -> None:
+    """Computes a published table's comparison at equal compute again, from its curves, if it has one."""
+    name = EQUAL.replace(".", f"{suffix}.", 1)
+    if not (folder / name).exists():
+        return
+    with reading(folder):
+        played = {row.arm: row.games // row.seeds for row in read_table(folder / name)}
+        runs = [
+            replace(run, config={**run.config, "eval": {"games": played.get(run.arm, 0)}})
+            for run in read_curves(folder / f"curves{suffix}.csv.gz")
+        ]
+        game = game_of({row["metric"] for row in csv_rows(folder / f"per_seed{suffix}.csv.gz")})
+    write_equal_compute(game, runs, out / name)
 
 
 # --- Names ------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 A token pass is one token put through the model once.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from marl.storage.tracking import TIMING_FILE, read_metrics
 
 PASSES = "compute/token_passes"  # of an evaluation during training: the cost so far
 GAMES = "compute/training_games"
+SHARES = (0.25, 0.5, 0.75, 1.0)  # of the cheapest run's cost, at which a published table compares arms
 
 Row = Mapping[str, Any]
 
@@ -62,26 +64,32 @@ def token_passes(config: Mapping[str, Any], rows: Sequence[Row], learned: Mappin
 
 
 def at_equal_compute(
-    curves: Mapping[tuple[str, int], Sequence[Row]], games: Mapping[tuple[str, int], tuple[int, int]]
+    curves: Mapping[tuple[str, int], Sequence[Row]],
+    games: Mapping[tuple[str, int], tuple[int, int]],
+    share: float = 1.0,
 ) -> list[ArmRun]:
-    """Metrics of each run (arm, seed) at the total cost of the cheapest run of its seed, for seeds that all arms have.
+    """Metrics of each run (arm, seed) at this share of the total cost of the cheapest run of its seed.
 
     Linear between the evaluations during training. `games`: training games of an iteration, games of an evaluation.
-    Empty if a run lacks evaluations or its cost.
+    Leaves out seeds that a single arm has. Empty if a run lacks its cost or an evaluation up to there.
     """
-    arms = {arm: {seed for other, seed in curves if other == arm} for arm, _ in curves}
-    shared = set.intersection(*arms.values()) if arms else set()
-    curves = {(arm, seed): rows for (arm, seed), rows in curves.items() if seed in shared}
-    watched = {key: [row for row in rows if row["phase"] == "eval" and PASSES in row] for key, rows in curves.items()}
+    runs_of = Counter(seed for _, seed in curves)
+    watched = {
+        (arm, seed): [row for row in rows if row["phase"] == "eval" and PASSES in row]
+        for (arm, seed), rows in curves.items()
+        if runs_of[seed] > 1
+    }
     ends = {key: max((row[PASSES] for row in rows), default=0) for key, rows in watched.items()}
-    if not ends or not all(ends.values()):
+    if not all(ends.values()):
         return []
     found = []
     for (arm, seed), rows in watched.items():
-        most = min(end for (_, other), end in ends.items() if other == seed)
+        cost = share * min(end for (_, other), end in ends.items() if other == seed)
+        if rows[0][PASSES] > cost:
+            return []
         trained, played = games[arm, seed]
         known = [{**row, GAMES: row["iteration"] * trained} for row in rows]
         names = [name for name in known[0] if "/" in name and all(name in row for row in known)]
-        at = {name: float(np.interp(most, [row[PASSES] for row in known], [r[name] for r in known])) for name in names}
+        at = {name: float(np.interp(cost, [row[PASSES] for row in known], [r[name] for r in known])) for name in names}
         found.append(ArmRun(arm, seed, {name: Interval(x, np.nan, np.nan, played) for name, x in at.items()}))
     return found

@@ -227,7 +227,7 @@ def variant_of(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
     return {key: own[key] for key in (("game", "objective") if "game" in differing else differing) if key in own}
 
 
-def equal_compute(runs: Sequence[Run]) -> list[ArmRun]:
+def equal_compute(runs: Sequence[Run], share: float = 1.0) -> list[ArmRun]:
     """Applies `at_equal_compute` to these runs; empty for a single arm."""
     keys = [(arm_label(run, runs), run.seed) for run in runs]
     if len({arm for arm, _ in keys}) < 2:
@@ -236,6 +236,7 @@ def equal_compute(runs: Sequence[Run]) -> list[ArmRun]:
     return at_equal_compute(
         {key: run.curves for key, run in zip(keys, runs, strict=True)},
         {key: (run.games, games) for key, run, games in zip(keys, runs, played, strict=True)},
+        share,
     )
 
 

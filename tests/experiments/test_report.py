@@ -133,11 +133,17 @@ def test_arms_are_compared_at_equal_compute(root: Path, published: Path) -> None
     apart = rows["RL+L+S - RL", "game/win_rate/crewmates"]
     wins = {arm: rows[arm, "game/win_rate/crewmates"].mean for arm in games}
     assert apart.seeds == 2 and apart.mean == pytest.approx(wins["RL+L+S"] - wins["RL"], abs=1e-4)
+    shares: dict[str, list[float]] = {}  # the evaluations in between: after a quarter, half, three quarters and all
+    for row in csv_rows(published / "equal_compute.csv.gz"):
+        if (row["arm"], row["metric"]) == ("RL", "compute/training_games"):
+            shares.setdefault("share", []).append(float(row["share"]))
+            shares.setdefault("games", []).append(float(row["mean"]))
+    assert shares == {"share": [0.25, 0.5, 0.75, 1], "games": [2, 4, 6, 8]}
 
 
 def test_figures_are_drawn_again_from_what_is_published(published: Path, tmp_path: Path) -> None:
     report.main(configure("report", f"data={published}", f"publish={tmp_path}"))
-    names = {"figure.svg", "figure_shaping_0.2.svg"}
+    names = {"figure.svg", "figure_shaping_0.2.svg", "equal_compute.csv.gz"}
     assert {path.name for path in tmp_path.iterdir()} == names
     assert all((tmp_path / name).read_bytes() == (published / name).read_bytes() for name in names)
     (tmp_path / "curves.csv.gz").write_bytes(gzip.compress(b"arm,seed\nRL,0\n"))
@@ -407,7 +413,9 @@ def test_published_figures_are_those_of_the_published_data(table: str, tmp_path:
 
     def content(path: Path) -> str:
         """Clipped areas are named after digests of their corners, whose last bits depend on numpy's version."""
-        return re.sub(r"(?<=url\(#)p\w{10}(?=\))|(?<=clipPath id=\")p\w{10}(?=\")", "area", path.read_text())
+        data = path.read_bytes()
+        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+        return re.sub(r"(?<=url\(#)p\w{10}(?=\))|(?<=clipPath id=\")p\w{10}(?=\")", "area", text)
 
     for path in tmp_path.iterdir():
         assert content(path) == content(RESULTS / table / path.name)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,7 +16,8 @@ from marl.losses import Loss
 from marl.losses.kl import KLLoss
 from marl.losses.listening import ListeningLoss
 from marl.losses.policy import PolicyLoss
-from marl.metrics.compute import GAMES, PASSES, at_equal_compute, learned_tokens, token_passes
+from marl.metrics.compute import GAMES, PASSES, SHARES, at_equal_compute, learned_tokens, token_passes
+from marl.metrics.tables import arm_differences
 from marl.metrics.training import RESAMPLED
 from marl.model.policy import Policy, tiny_lm
 from marl.model.tokens import Tokens
@@ -127,14 +129,15 @@ def test_arms_at_equal_compute_by_hand() -> None:
         ("RL", 0): evaluations(10, [0.0, 0.5, 0.75]),  # 0, 20, 40
         ("full", 1): evaluations(30, [0.0, 0.5, 1.0]),  # 0, 60, 120
         ("RL", 1): evaluations(10, [0.0, 0.25, 0.5, 0.625]),  # 0, 20, 40, 60
-        ("RL", 2): evaluations(10, [0.0, 1.0]),  # the other arm has no such seed
+        ("L", 1): evaluations(40, [0.0, 1.0]),  # 0, 80; no other seed, which costs the other arms none
+        ("RL", 2): evaluations(10, [0.0, 1.0]),  # no other arm has such a seed
     }
     found = {(run.arm, run.seed): run.metrics for run in at_equal_compute(curves, dict.fromkeys(curves, (8, 100)))}
     assert {key: own["game/wins"].mean for key, own in found.items()} == {
-        ("full", 0): 0.25, ("RL", 0): 0.75, ("full", 1): 0.5, ("RL", 1): 0.625,
+        ("full", 0): 0.25, ("RL", 0): 0.75, ("full", 1): 0.5, ("RL", 1): 0.625, ("L", 1): 0.75,
     }  # fmt: skip
     assert {key: own[GAMES].mean for key, own in found.items()} == {
-        ("full", 0): 16, ("RL", 0): 32, ("full", 1): 16, ("RL", 1): 48,
+        ("full", 0): 16, ("RL", 0): 32, ("full", 1): 16, ("RL", 1): 48, ("L", 1): 12,
     }  # fmt: skip
     assert found["full", 1][PASSES].mean == found["RL", 1][PASSES].mean == 60
     assert found["RL", 0]["game/wins"].n == 100
@@ -147,3 +150,38 @@ def test_arms_at_equal_compute_by_hand() -> None:
     assert at_equal_compute(unknown, dict.fromkeys(unknown, (8, 100))) == []
     apart = {("full", 0): curves["full", 0], ("RL", 1): curves["RL", 1]}
     assert at_equal_compute(apart, dict.fromkeys(apart, (8, 100))) == []
+
+
+def test_arms_at_shares_of_the_common_compute_by_hand() -> None:
+    """The arm that has one seed less is compared on the seeds that it has, the others on both."""
+
+    def evaluations(*wins: tuple[int, float]) -> list[Row]:
+        return [{"iteration": i, "phase": "eval", PASSES: cost, "game/wins": win} for i, (cost, win) in enumerate(wins)]
+
+    curves = {
+        ("full", 0): evaluations((0, 0.0), (60, 0.6), (160, 0.8)),
+        ("RL", 0): evaluations((0, 0.0), (40, 0.2), (80, 0.4)),  # the cheapest of its seed: 80
+        ("L", 0): evaluations((0, 0.0), (100, 0.5)),
+        ("full", 1): evaluations((0, 0.0), (20, 0.4), (40, 0.4)),  # the cheapest of its seed: 40
+        ("RL", 1): evaluations((0, 0.0), (80, 0.8)),
+    }
+    by_hand = {  # share -> wins at 20, 40, 60 and 80 passes of seed 0, at 10, 20, 30 and 40 of seed 1
+        0.25: {"full": [0.2, 0.2], "RL": [0.1, 0.1], "L": [0.1]},
+        0.5: {"full": [0.4, 0.4], "RL": [0.2, 0.2], "L": [0.2]},
+        0.75: {"full": [0.6, 0.4], "RL": [0.3, 0.3], "L": [0.3]},
+        1.0: {"full": [0.64, 0.4], "RL": [0.4, 0.4], "L": [0.4]},
+    }
+    assert tuple(by_hand) == SHARES
+    pairs = [("full", "RL"), ("full", "L"), ("L", "RL")]
+    for share, wins in by_hand.items():
+        arms = at_equal_compute(curves, dict.fromkeys(curves, (8, 100)), share)
+        found = {arm: [run.metrics["game/wins"].mean for run in arms if run.arm == arm] for arm in wins}
+        assert found == {arm: pytest.approx(own) for arm, own in wins.items()}, share
+        both, *others = arm_differences(arms, pairs, ["game/wins"])
+        a, b = (np.array(wins["full"]) - np.array(wins["RL"])).tolist()
+        half = 12.7062 * abs(a - b) / 2  # Student's t of one degree of freedom, by the standard error of two
+        assert (both.arm, both.seeds, both.games) == ("full - RL", 2, 400)
+        assert (both.mean, both.high - both.mean) == pytest.approx(((a + b) / 2, half), abs=1e-5)
+        assert others == []  # a difference of one seed has no interval over seeds
+    late = {key: rows[1:] for key, rows in curves.items()}  # no evaluation before training, as by eval.every alone
+    assert at_equal_compute(late, dict.fromkeys(late, (8, 100)), 0.25) == []
