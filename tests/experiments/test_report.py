@@ -320,6 +320,35 @@ def test_seeds_of_a_single_arm_are_published_one_after_another(tmp_path: Path) -
     assert {path.name: path.read_bytes() for path in (tmp_path / "other").iterdir()} == whole
 
 
+def test_an_arm_with_fewer_seeds_costs_the_others_none_at_equal_compute(tmp_path: Path) -> None:
+    """Published at once or one after another, and computed again from the published curves."""
+    seeds_of, cost = (
+        {"full": (0, 1, 2), "game_only": (0, 1, 2), "listening_only": (0, 1)},
+        {"full": 20, "game_only": 10},
+    )
+    runs = []
+    for arm, seeds in seeds_of.items():
+        for seed in seeds:
+            name = f"{arm}-s{seed}-00000000"
+            run = read_run(make_run(tmp_path / name, arm, seed, run=name, seeds=[seed], base_digest=f"{seed}"))
+            run.curves.insert(0, {"iteration": 0, "phase": "eval", "game/score": 4.0 - seed})
+            for row in run.curves:
+                if row["phase"] == "eval":
+                    row["compute/token_passes"] = row["iteration"] * cost.get(arm, 30)
+            runs.append(run)
+    publish(runs, tmp_path / "at_once")
+    publish([run for run in runs if run.seed < 2], tmp_path / "table")
+    publish([run for run in runs if run.seed == 2], tmp_path / "table", earlier=tmp_path / "table")
+    report.redraw(tmp_path / "at_once", tmp_path / "again")
+    name = "equal_compute.csv.gz"
+    whole, table, again = ((tmp_path / folder / name).read_bytes() for folder in ("at_once", "table", "again"))
+    assert whole == table == again
+    seeds = {(row["arm"], row["share"]): int(row["seeds"]) for row in csv_rows(tmp_path / "table" / name)}
+    assert {share for _, share in seeds} == {"0.25", "0.5", "0.75", "1"}
+    assert [seeds[arm, "0.5"] for arm in ("full", "game_only", "listening_only")] == [3, 3, 2]
+    assert (seeds["full - game_only", "0.5"], seeds["listening_only - game_only", "0.5"]) == (3, 2)
+
+
 @pytest.mark.parametrize("last", ["mute", "full"])
 def test_the_base_of_muted_players_keeps_its_games_among_earlier_runs(last: str, tmp_path: Path) -> None:
     """The base of both arms plays other games if nobody may speak, and the files do not tell of which arm they are."""
