@@ -4,7 +4,6 @@ docs/howto/commands.md names its files.
 """
 
 import json
-import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, replace
@@ -231,24 +230,7 @@ def data_files(
             ],
         ),
     }
-    if pairs and (apart := curve_differences(runs, pairs)):
-        files["curve_differences.csv.gz"] = (
-            ("arm", "training_games", "metric", *interval, "seeds", "games"),
-            [(row.arm, games, *astuple(row)[1:]) for games, row in apart],
-        )
     return files
-
-
-def curve_differences(runs: Sequence[Run], pairs: Sequence[tuple[str, str]]) -> list[tuple[int, TableRow]]:
-    """Arm minus arm in the evaluations during training, paired by seed, after equally many training games."""
-    after: dict[int, list[ArmRun]] = {}
-    for run in runs:
-        played = int((run.config.get("eval") or {}).get("games") or 0)
-        for line in run.curves:
-            if line["phase"] == "eval":
-                kept = {m: Interval(line[m], math.nan, math.nan, played) for m in CURVES if m in line}
-                after.setdefault(line["iteration"] * run.games, []).append(ArmRun(run.arm, run.seed, kept))
-    return [(games, row) for games in sorted(after) for row in arm_differences(after[games], pairs, CURVES)]
 
 
 def write_equal_compute(game: str, runs: Sequence[Run], path: Path) -> None:

@@ -118,8 +118,6 @@ def test_the_published_folder_is_whole(root: Path, published: Path) -> None:
     own = [line for line in curve_lines(published / "curves.csv.gz") if line[:3] == ("RL", 0, "eval")]
     assert [(line.iteration, line.games) for line in own] == [(0, 0), (2, 8)]
     assert all("game/win_rate/crewmates" in line.figures for line in own)
-    apart = [r for r in csv_rows(published / "curve_differences.csv.gz") if r["metric"] == "game/win_rate/crewmates"]
-    assert {int(r["training_games"]) for r in apart} == {0, 8} and {r["arm"] for r in apart} == {"RL+L+S - RL"}
     assert "fill: #ffffff; stroke: #777777" in (published / "figure.svg").read_text()  # what the paper found
 
 
