@@ -48,7 +48,7 @@ ALGOS: dict[str, type[Algo]] = {"ppo": PPOConfig, "filtered_bc": FilteredBCConfi
 LACKS = {"filtered_bc": ("advantages", "returns", "samples"), "pikl": ("advantages",)}
 AS_GIVEN = ("name", "seed", "tracker", "device", "threads", "shard", "deterministic", "progress")  # of a run
 CRITICS = ("private", "privileged")
-# No part of a run's identity: what is for speed or memory alone, and what came later, where it is off.
+# No part of a run's identity: what is for speed or memory alone, and what came later, where it is off (`switched_on`).
 OFF = (("decode_steps", 1), ("play_bf16", False), ("gradient_checkpointing", False), ("advantage", "gae"), ("group", 1),
        ("scale", True), ("votes", 0.0), ("baseline", "before"), ("samples", 4), ("questions", "stream"),
        ("lora", None), ("intents", None))  # fmt: skip
@@ -331,7 +331,9 @@ def identity(settings: Mapping[str, Any], chats: bool = False) -> dict[str, Any]
 
 
 def switched_on(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings without those of OFF."""
+    """Returns the settings without those of OFF. A term of the user's keeps all of its own: its defaults may differ."""
+    if not str(settings.get("_target_", "marl.")).startswith("marl."):
+        return dict(settings)
     return {name: value for name, value in settings.items() if (name, value) not in OFF}
 
 

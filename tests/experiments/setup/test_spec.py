@@ -55,6 +55,20 @@ def test_names_follow_from_the_configuration() -> None:
     assert faster == identity(settings())  # settings that are off do not change the identity of older runs
 
 
+def test_what_is_off_in_our_terms_is_kept_in_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class of the user's may have the names of our newer settings, with other defaults."""
+    (tmp_path / "drawn.py").write_text(
+        "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Drawn:\n"
+        "    weight: float = 1.0\n    samples: int = 16\n    scale: bool = False\n    votes: float = 1.0\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    own = ("", ", samples: 4", ", scale: true", ", votes: 0")
+    hashes = [config_hash(settings(f"+reward.mine={{_target_: drawn.Drawn{each}}}")) for each in own]
+    assert len({*hashes, config_hash(settings())}) == 5
+    ours = [config_hash(settings(*given)) for given in ((), ("reward.speaking.samples=4", "loss.listening.votes=0"))]
+    assert ours[0] == ours[1] != config_hash(settings("reward.speaking.samples=5"))
+
+
 def test_an_arm_may_be_a_number() -> None:
     """`arm=0` is a number on the command line, and a name for everything that reads the run."""
     cfg = settings(*DOND, "arm=0")
