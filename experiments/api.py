@@ -9,7 +9,7 @@ from omegaconf import open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.launch.overrides import Checker, one_line
-from experiments.setup.checks import check_arm
+from experiments.setup.checks import check_job
 from experiments.train import main
 from marl.common.errors import UserError
 
@@ -18,7 +18,7 @@ def train(overrides: Sequence[str]) -> Path:
     """Makes one run and returns its folder. UserError for a mistake in the overrides, or if they describe a sweep."""
     try:
         with initialize_config_module("conf", version_base="1.3", job_name="train"):
-            plan = Checker("train", check_arm).plan(overrides)
+            plan = Checker("train", check_job).plan(overrides)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(one_line(error)) from error
     if plan.jobs:

@@ -21,7 +21,7 @@ from experiments.launch.terminal import Bar, quiet, say
 from experiments.learning import learn
 from experiments.report import report_sweep
 from experiments.setup.bands import expected_of
-from experiments.setup.checks import check_arm
+from experiments.setup.checks import check_job
 from experiments.setup.devices import set_deterministic, set_threads
 from experiments.setup.memory import memory_of_run
 from experiments.setup.record import Record
@@ -39,7 +39,7 @@ from marl.storage.folder import REFERENCE, check_unedited, claim, read_run_card
 from marl.storage.tracking import METRICS_FILE, Tracker, make_tracker, read_metrics
 
 
-@command("train", implies={"data.dond": "base=human"}, after=report_sweep, check=check_arm)
+@command("train", implies={"data.dond": "base=human"}, after=report_sweep, check=check_job)
 def main(cfg: DictConfig) -> Path:
     """Makes one run, from its configuration to its report. Returns its folder."""
     # Configure.

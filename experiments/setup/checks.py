@@ -144,6 +144,26 @@ def check_learners(spec: RunSpec) -> None:
             )
 
 
+def check_job(config: DictConfig, files: Callable[..., DictConfig]) -> None:
+    """Refuses values of a job that do not go with the files that it chooses. `config`, `files`: see `check_arm`."""
+    check_arm(config, files)
+    check_critic_is_there(config, files)
+
+
+def check_critic_is_there(config: DictConfig, files: Callable[..., DictConfig]) -> None:
+    """Refuses values for the critic's loss where there is no critic: two run names would mean the same run.
+
+    Files may have such values, since they serve all learners.
+    """
+    given, of_files = named(config), named(files())
+    estimator = given.get("algo.advantage", "gae")
+    for name, value in given.items() if estimator != "gae" else ():
+        if name.startswith("loss.value.") and of_files.get(name) != value:
+            raise UserError(
+                f"{name}={value}: algo.advantage={estimator} has no critic. Leave it out, or take algo.advantage=gae."
+            )
+
+
 def check_arm(config: DictConfig, files: Callable[..., DictConfig]) -> None:
     """Refuses values that undo what a preset of `ablation` sets: another arm would be trained under its name.
 

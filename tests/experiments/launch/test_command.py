@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.launch.command import command
 from experiments.launch.overrides import MAY_BE_NULL, Checker, Plan, wrong_kind
-from experiments.setup.checks import check_arm
+from experiments.setup.checks import check_job
 from marl.common.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -297,7 +297,7 @@ def plan(command: str, *arguments: str) -> Plan:
     """Returns what one of the project's own commands would run."""
     overrides = [argument for argument in arguments if argument != "-m"]
     with initialize_config_module("conf", version_base="1.3"):
-        return Checker(command, check_arm if command == "train" else None).plan(overrides, "-m" in arguments)
+        return Checker(command, check_job if command == "train" else None).plan(overrides, "-m" in arguments)
 
 
 def test_a_setting_of_an_adapter_where_there_is_none_names_the_way() -> None:

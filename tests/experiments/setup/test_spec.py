@@ -21,6 +21,7 @@ from marl.rollout.games import scripts_module
 from marl.rollout.seeds import Seeds
 from marl.types import Episode, Payment
 from tests.composing import DOND, SMALL, cases, config_hash, configure, identity, run_folder
+from tests.experiments.launch.test_command import plan
 from tests.experiments.setup.test_presets import OWN
 from tests.marl.episodes import aborted_game, deal_game, failed_game
 
@@ -132,6 +133,24 @@ def test_settings_that_change_nothing_are_refused(overrides: list[str], said: st
     """Accepting them would give two run names to the same run."""
     with pytest.raises(UserError, match=f"^{re.escape(said)}"):
         spec_of(*overrides)
+
+
+@cases("""
+algo.advantage=rloo algo.group=8 loss.value.weight=0.9 | loss.value.weight=0.9: algo.advantage=rloo has no critic
+ablation=rae loss.value={weight:0} arm=mine | loss.value.weight=0: algo.advantage=rae has no critic
+""")
+def test_values_of_the_critics_loss_without_a_critic_are_refused(overrides: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=f"^{re.escape(said)}"):
+        plan("train", *overrides)
+
+
+@cases("""
+-m ablation=full,rae loss.value.weight=0.5 | by default
+-m experiment=among_us_quickstart ablation=full,rloo,grpo,rae | by its files
+loss.value.weight=0.9 | with a critic
+""")
+def test_values_of_the_critics_loss_are_taken(overrides: list[str], said: str) -> None:
+    assert plan("train", *overrides), said
 
 
 def test_settings_that_a_learner_reads_are_kept() -> None:
