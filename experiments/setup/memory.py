@@ -10,11 +10,11 @@ from experiments.launch.terminal import say
 from experiments.setup.devices import check_bf16
 from experiments.setup.entrants import trained_base
 from experiments.setup.players import (
+    action_model,
     bare,
     bytes_of_players,
-    intents_of,
+    caches_of,
     is_run,
-    more_slots,
     player_config,
     player_dtype,
     player_slots,
@@ -24,8 +24,6 @@ from experiments.setup.spec import PlaySpec
 from experiments.setup.work import Work, start_of
 from marl.decoding.memory import Fit, Slots, check_memory, learning_bytes
 from marl.decoding.probes import size_of
-from marl.intents.agent import ACTION
-from marl.intents.claims import MOST
 from marl.losses import any_reads
 from marl.model.loading import check_context, load_config, load_tokenizer
 from marl.model.lora import adapter_bytes
@@ -57,8 +55,8 @@ def with_room(spec: PlaySpec, games: int, players: Sequence[tuple[str, str]], de
             runs.append(name)
         else:
             continue
-        more = more_slots(name)
-        caches.append(Slots.of(config, algo.context, seats(spec.env), more, algo.play_bf16, dtype=dtype))
+        runs += [str(action)] if (action := action_model(name)) else []
+        caches += caches_of(name, config, algo.context, seats(spec.env), spec.cicero, bf16=algo.play_bf16, dtype=dtype)
     if not caches:
         return spec
     models += bytes_of_players(runs, algo.context, held)
@@ -112,8 +110,6 @@ def memory_of_run(work: Work) -> Fit:
     caches = [*playing, *(watched if spec.eval.games else ())]  # played in the midst of training, whose caches stay
     if any_reads(spec.losses, "planned"):  # plans are weighed with slots of their own
         caches = [*caches, *(Slots.of(config, context, 0, SLOTS) for config in learners.values())]
-    if told := intents_of(algo):  # so are intents, by the action model
-        caches = [*caches, *(Slots.of(load_config(str(told / ACTION)), context, 0, 8 * MOST) for _ in learners)]
     return check_memory(
         caches, models + runs + more_runs, concurrency=algo.concurrency, setting="algo.concurrency",
         context=context, device=device, learning=learning, later=tested,

@@ -25,11 +25,11 @@ from marl.common.errors import UserError
 from marl.common.files import digest, read_json
 from marl.decoding.memory import Slots
 from marl.decoding.probes import size_of
-from marl.intents.agent import ACTION, CICERO, NONSENSE, PARTS, CiceroAgent, CiceroConfig, Parts, told_agent
+from marl.intents.agent import ACTION, CICERO, NONSENSE, PARTS, CiceroAgent, CiceroConfig, Parts, ToldAgent, told_agent
 from marl.intents.among_us_agent import TableAgent
-from marl.intents.claims import MOST
 from marl.intents.press_agent import PressAgent
 from marl.intents.streams import TOLD
+from marl.intents.talker import Talker
 from marl.model.loading import load_config
 from marl.model.lora import adapter_bytes, read_adapter
 from marl.model.policy import Policy
@@ -45,6 +45,7 @@ WITH_INTENTS = {  # games where one talks with a plan: the study that makes play
     "among_us": ("among_us_intents", "among-us-intents-s0"),
     "diplomacy": ("press_intents", "press-s0"),
 }
+TALKERS: dict[str, type[Talker[Any]]] = {"dond": CiceroAgent, "among_us": TableAgent, "diplomacy": PressAgent}
 ASKS = {"dond": "questions", "among_us": "belief"}  # the setting that says what belief questions ask
 RESERVED = (*LEARNERS, "base", "trained", "untrained", CHAT)  # names in episodes that no other run may have
 
@@ -100,13 +101,36 @@ def bare(name: str) -> str:
     return name.removesuffix(SUFFIX).removesuffix(CICERO)
 
 
-def more_slots(name: str) -> int:
-    """Returns how many cache slots a player takes beside those of its seats, to weigh claims or to draw messages."""
+def action_model(name: str, told: Path | None = None) -> Path | None:
+    """Returns the folder of the model that plans for a player, if it is there. `told`: see `caches_of`."""
+    found: Any = bare(name) if name.endswith(CICERO) else told or told_of(name).get("intents")
+    return Path(found) / ACTION if found and (Path(found) / ACTION).is_dir() else None
+
+
+def more_slots(name: str, cicero: CiceroConfig, told: Path | None = None) -> tuple[int, int]:
+    """Returns how many cache slots a player takes beside those of its seats, to weigh claims or to draw messages: of
+    its own model, and of the one that plans for it. `told`: see `caches_of`."""
     if name.endswith(CICERO):
-        return SLOTS + 8 * MOST + CiceroConfig().draws
-    if told_of(name):
-        return 8 * MOST
-    return SLOTS if name.endswith(SUFFIX) else 0
+        return TALKERS.get(str(read_card(policy_folder(name)).get("game")), CiceroAgent).more_slots(cicero)
+    if action_model(name, told):
+        return ToldAgent.more_slots(cicero)
+    return SLOTS if name.endswith(SUFFIX) else 0, 0
+
+
+def caches_of(
+    name: str, config: PreTrainedConfig, context: int, seats: int, cicero: CiceroConfig, told: Path | None = None,
+    **how: Any,
+) -> list[Slots]:  # fmt: skip
+    """Returns the caches of a language model's player and of the model that plans for it.
+
+    `told`: the folder of the intents that this learner is told (`algo.intents`). `how`: see `Slots.of`.
+    """
+    own, planning = more_slots(name, cicero, told)
+    found = [Slots.of(config, context, seats, own, **how)]
+    if action := action_model(name, told):
+        dtype = player_dtype(str(action))
+        found.append(Slots.of(player_config(str(action)), context, 0, planning, dtype=dtype))
+    return found
 
 
 def check_plans(name: str, env: Mapping[str, Any]) -> None:
@@ -433,10 +457,14 @@ def player_slots(
         run = known not in configs and is_run(name)
         if run or known in configs:
             config = player_config(name) if run else configs[known]
-            more = more_slots(name)
             weights = player_dtype(name) if run else dtype
-            caches.append(Slots.of(config, limits.context, seats, more, limits.play_bf16, limits.games, weights))
-            runs += [name] * run
+            told = intents_of(limits) if name in LEARNERS else None
+            caches += caches_of(
+                name, config, limits.context, seats, cicero_of(limits), told, bf16=limits.play_bf16,
+                games=limits.games, dtype=weights,
+            )  # fmt: skip
+            action = action_model(name, told)
+            runs += [name] * run + [str(action)] * (action is not None)
             past += size_of(config, limits.context, weights).weights * name.startswith(PAST)
     return caches, past + bytes_of_players(runs, limits.context, held)
 

@@ -26,7 +26,7 @@ from experiments.launch.command import command
 from experiments.launch.terminal import say
 from experiments.setup.config import cast_of
 from experiments.setup.devices import check_bf16
-from experiments.setup.players import style_of, told_in, told_of
+from experiments.setup.players import caches_of, style_of, told_in, told_of
 from experiments.setup.select import selected
 from experiments.setup.stages import Stage, base_folder, stages_of
 from experiments.studies.cells import Workspace, begin, check_play, compute, with_room
@@ -42,8 +42,7 @@ from experiments.studies.lines import check_complete, read_intervals, write_inte
 from marl.agents.model import PlayConfig, model_agent
 from marl.common.errors import UserError, check_writable
 from marl.common.files import digest, reading
-from marl.decoding.memory import Slots
-from marl.intents.agent import ACTION, told_agent
+from marl.intents.agent import ACTION, CiceroConfig, told_agent
 from marl.intents.measure import followed
 from marl.metrics.drift import likelihood, retold, talk_drift
 from marl.metrics.games import dond_metrics
@@ -209,9 +208,12 @@ def measure(subject: Subject, cfg: DictConfig, workspace: Workspace) -> Metrics:
         games=cfg.games, concurrency=cfg.concurrency, max_new_tokens=algo["max_new_tokens"], context=algo["context"],
         play_bf16=cfg.bf16,
     )  # fmt: skip
-    limits = with_room(limits, [Slots.of(policy.lm.config, limits.context, 2, bf16=cfg.bf16)], workspace.device)
+    told = told_in(algo)
+    how = (told.get("cicero", CiceroConfig()), Path(told["intents"]) if told else None)
+    caches = caches_of(SPEAKER, policy.lm.config, limits.context, 2, *how, bf16=cfg.bf16)
+    limits = with_room(limits, caches, workspace.device)
     agent = model_agent(SPEAKER, policy, limits, 2, temperature)
-    if told := told_in(algo):
+    if told:
         agent = told_agent(SPEAKER, policy, limits, 2, temperature, Path(told["intents"]), told["cicero"])
     drawn = draw_games(cfg.seed, EVALUATION, count=cfg.games)
     episodes = rollout(drawn, everyone(agent), env_maker(env), limits.concurrency, workspace.bar.advance)

@@ -21,12 +21,14 @@ from experiments.setup.config import cast_of
 from experiments.setup.entrants import text_player
 from experiments.setup.lookahead import check_planner, is_planner
 from experiments.setup.players import (
+    action_model,
     bare,
+    bytes_of_players,
+    caches_of,
     called_in_games,
     check_game,
     in_runs,
     model_player,
-    more_slots,
     player_config,
     policy_folder,
     run_policy,
@@ -41,7 +43,7 @@ from marl.agents.chat import CHAT, ChatAgent, ChatConfig
 from marl.agents.model import PlayConfig
 from marl.agents.text import TextAgent
 from marl.common.errors import UserError, prefixed
-from marl.decoding.memory import Slots, check_memory
+from marl.decoding.memory import check_memory
 from marl.decoding.probes import size_of
 from marl.intents.agent import CICERO, PARTS, CiceroConfig
 from marl.model.loading import longest_stream
@@ -295,10 +297,10 @@ class Opponents:
         settings = _settings(Path(run), 0)
         config, places = player_config(run), seats(env)
         context = min(settings["algo"]["context"], longest_stream(config))
-        most = settings["algo"]["max_new_tokens"]
+        most, action = settings["algo"]["max_new_tokens"], action_model(run + plans)
         fit = check_memory(
-            [Slots.of(config, context, places, more_slots(name))],
-            size_of(config, context).weights,
+            caches_of(run + plans, config, context, places, self.cicero),
+            size_of(config, context).weights + (bytes_of_players([str(action)], context) if action else 0),
             concurrency=self.games,
             setting="games_at_once",
             context=context,

@@ -28,7 +28,7 @@ from marl.common.errors import UserError, check_range
 from marl.common.files import read_json
 from marl.intents import filters
 from marl.intents.among_us import TableConfig
-from marl.intents.claims import ClaimReader
+from marl.intents.claims import AT_ONCE, MOST, ClaimReader
 from marl.intents.draws import Draw, shown
 from marl.intents.nonsense import Ensemble, features
 from marl.intents.streams import ARMS, FORM, TOLD, Intent, agreeing_end, intent_text, opening_of, said
@@ -36,7 +36,7 @@ from marl.intents.talker import Talker
 from marl.model.policy import Policy
 from marl.model.tokens import StreamWriter, Tokens
 from marl.planning.intents import IntentConfig, IntentPlan, plan_intent
-from marl.planning.planner import PlannerConfig, PlanningAgent, Talk, partner_belief
+from marl.planning.planner import SLOTS, PlannerConfig, PlanningAgent, Talk, partner_belief
 from marl.planning.press import PressConfig
 from marl.storage.checkpoint import load_policy
 from marl.types import Kind, Planned, Stream
@@ -169,6 +169,10 @@ class CiceroAgent(Talker[Mind], PlanningAgent):
                     f"cicero.nonsense={config.nonsense}: it refuses {rate:.0%} of what people say, so that hardly any "
                     "message passes. Lower it"
                 )
+
+    @staticmethod
+    def more_slots(config: CiceroConfig) -> tuple[int, int]:
+        return SLOTS + config.draws, AT_ONCE * MOST
 
     # -- what is planned ---------------------------------------------------------------------------------------------
 
@@ -319,6 +323,10 @@ class CiceroAgent(Talker[Mind], PlanningAgent):
 
 class ToldAgent(CiceroAgent):
     """A learner that reads a planned intent before each of its replies: words and claims are its own samples."""
+
+    @staticmethod
+    def more_slots(config: CiceroConfig) -> tuple[int, int]:
+        return SLOTS + 1, AT_ONCE * MOST  # `told_agent` has one draw
 
     def _reply(self, key: Key, seat: ModelSeat) -> Reply:
         mind = self._minds.pop(key, None)

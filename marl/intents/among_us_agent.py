@@ -58,7 +58,11 @@ class VoteReader:
     def __init__(self, policy: Policy, context: int, texts: int) -> None:
         """`texts`: how many may follow a stream."""
         self.policy, self.tokens = policy, policy.tokens
-        self.engine = Engine(policy, HEARERS * (texts + 1), context)
+        self.engine = Engine(policy, self.slots(texts), context)
+
+    @staticmethod
+    def slots(texts: int) -> int:
+        return HEARERS * (texts + 1)
 
     @torch.no_grad()
     def votes(
@@ -136,6 +140,10 @@ class TableAgent(Talker[Plan]):
         self._plain: dict[Key, StreamWriter] = {}  # the seat's view without intents, which the action model reads
         self._seen: dict[Key, Witness] = {}
         self._plans: dict[Key, Plan] = {}
+
+    @staticmethod
+    def more_slots(config: CiceroConfig) -> tuple[int, int]:
+        return config.draws, VoteReader.slots(config.draws)
 
     def _observe(self, r: Request) -> ModelSeat:
         view = self._plain.setdefault(r.key, StreamWriter(self.reader.tokens))

@@ -21,12 +21,13 @@ from marl.model.policy import Policy
 
 Floats = NDArray[np.float64]
 MOST = 20  # slots of one stream: claims of the largest pool branch into 16 before the last item, and some to spare
+AT_ONCE = 8  # streams
 
 
 class ClaimReader:
     """Reads claims in many streams at once."""
 
-    def __init__(self, policy: Policy, context: int, temperature: float = 1.0, at_once: int = 8) -> None:
+    def __init__(self, policy: Policy, context: int, temperature: float = 1.0, at_once: int = AT_ONCE) -> None:
         self.tokens, self.temperature, self.at_once = policy.tokens, temperature or 1.0, at_once
         self.engine = Engine(policy, at_once * MOST, context)
         self._texts: dict[Triple, list[list[int]]] = {}

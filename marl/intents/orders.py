@@ -18,6 +18,7 @@ from marl.model.policy import Policy
 
 Floats = NDArray[np.float64]
 GAME = Pure()
+AT_ONCE = 16  # streams that a reader reads
 
 
 def trees_of(state: np.ndarray) -> dict[int, Tree]:
@@ -29,7 +30,7 @@ def trees_of(state: np.ndarray) -> dict[int, Tree]:
 class OrderReader:
     """Reads orders in streams as of `press.talk_view`."""
 
-    def __init__(self, policy: Policy, context: int, at_once: int = 16) -> None:
+    def __init__(self, policy: Policy, context: int, at_once: int = AT_ONCE) -> None:
         self.policy, self.tokens, self.at_once = policy, policy.tokens, at_once
         self.engine = Engine(policy, at_once, context)
 

@@ -25,7 +25,7 @@ from marl.agents.model import ModelSeat
 from marl.intents import filters
 from marl.intents.agent import PLAN, CiceroConfig, Parts
 from marl.intents.draws import Draw, shown
-from marl.intents.orders import OrderReader, trees_of
+from marl.intents.orders import AT_ONCE, OrderReader, trees_of
 from marl.intents.press import Intent, Notes, Phase, Said, as_heard, choices_of, talk_view
 from marl.intents.talker import Talker, check_compact
 from marl.model.policy import Policy
@@ -103,6 +103,10 @@ class PressAgent(Talker[Aim]):
         self._asked: dict[Key, Request] = {}
         self._plans: dict[Key, OrderPlan] = {}  # for the message or order that is due
         self._begun: dict[Key, tuple[str, ...]] = {}  # options that are left of a plan's order
+
+    @staticmethod
+    def more_slots(config: CiceroConfig) -> tuple[int, int]:
+        return 1, AT_ONCE  # messages are drawn one by one
 
     def _observe(self, r: Request) -> ModelSeat:
         self._notes.setdefault(r.key, Notes()).read(r.text)

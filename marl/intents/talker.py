@@ -31,6 +31,11 @@ class Talker(ModelAgent, Generic[Mind]):
     ranks = True  # whether the last filter compares several candidates
     tried = silent = 0  # replies that messages were drawn for, and those of them for which none passed
 
+    @staticmethod
+    @abstractmethod
+    def more_slots(config: CiceroConfig) -> tuple[int, int]:
+        """Returns the cache slots of its own model beside those of its seats, and those of its action model."""
+
     @abstractmethod
     def _filter(self, key: Key, mind: Mind, fresh: Sequence[Draw], earlier: Sequence[Draw]) -> None:
         """Applies all filters but the last to messages that were just drawn."""

@@ -19,8 +19,8 @@ from experiments.setup.players import (
     check_plans,
     check_players,
     model_player,
-    more_slots,
     played_as,
+    player_slots,
     seat_players,
 )
 from experiments.setup.spec import run_spec
@@ -30,10 +30,14 @@ from marl.agents.model import PlayConfig
 from marl.algorithms.ppo import PPOConfig
 from marl.common.errors import UserError
 from marl.common.files import csv_rows, write_json
+from marl.decoding.engine import Engine
+from marl.decoding.probes import size_of
 from marl.intents.agent import ACTION, CICERO, DIALOGUE, NONSENSE, PARTS, CiceroAgent, CiceroConfig, Parts, ToldAgent
+from marl.intents.among_us_agent import TableAgent
 from marl.intents.corruptions import KINDS
 from marl.intents.filters import ORDER
 from marl.intents.nonsense import Ensemble
+from marl.intents.press_agent import PressAgent
 from marl.intents.standin import write_scripted
 from marl.intents.streams import FORM
 from marl.metrics.stats import rate
@@ -128,7 +132,35 @@ def test_a_seat_of_a_cast(player: str) -> None:
     check_players(cast, ENV, env_maker(ENV)())
     about = played_as(cast, PlayConfig())
     assert about["cicero"]["settings"]["draws"] == 10 and player in about["cicero"]["models"]
-    assert more_slots(player) > more_slots("base+plan") > more_slots("base") == 0
+
+
+def test_memory_of_talkers_follows_their_draws_and_counts_their_action_model(player: str) -> None:
+    """Learners that are told intents have an action model, too."""
+    cast, table = {"negotiator": Seats("learner", partner=player, partners=1.0)}, env_maker(ENV)()
+    limits, folder = PPOConfig(max_new_tokens=24, cicero=CiceroConfig(draws=200)), Path(player.removesuffix(CICERO))
+    learner, weights = {"learner": negotiator().lm.config}, size_of(negotiator().lm.config, limits.context).weights
+    slots, models = player_slots(cast, table, limits, learner)
+    assert [(each.seats, each.more) for each in slots] == [(1, 0), (1, 237), (0, 160)] and models == 2 * weights
+    slots, models = player_slots({"negotiator": Seats("learner")}, table, replace(limits, intents=str(folder)), learner)
+    assert [(each.seats, each.more) for each in slots] == [(2, 38), (0, 160)] and models == weights
+
+
+@pytest.mark.parametrize(("kind", "game", "slots"), [
+    (CiceroAgent, "dond", (237, 160)), (TableAgent, "among_us", (200, 6 * 201)), (PressAgent, "diplomacy", (1, 16)),
+])  # fmt: skip
+def test_talkers_say_how_many_slots_they_make(
+    kind: Any, game: str, slots: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, make = list[int](), Engine.__init__
+
+    def noted(self: Engine, policy: Any, slots: int, *how: Any) -> None:
+        made.append(slots)
+        make(self, policy, slots, *how)
+
+    monkeypatch.setattr(Engine, "__init__", noted)
+    many, parts = CiceroConfig(draws=200, nonsense=0.0), Parts("both", negotiator(), negotiator(), None)
+    kind("talker", parts, many, **({} if game == "among_us" else {"game": game}), slots=2, context=64)
+    assert kind.more_slots(many) == slots and (made[-1], sum(made)) == (slots[1], 2 + sum(slots))
 
 
 def test_settings_of_a_training_run_reach_its_cast(player: str, tmp_path: Path) -> None:
