@@ -1,6 +1,6 @@
 """Gives every entry point generated bad input, and counts what became of it.
 
-`make hostile` (`python -m tests.hostile --inputs 10000`): replies to both games, command lines, settings, the files of
+`make hostile` (`python -m tests.hostile --inputs 10000`): replies to three games, command lines, settings, the files of
 human dialogues and of contexts, checkpoints, policies, the files of a run's folder, and disks that are full. Each input
 must be taken, put right as the rules say, or refused with one clear line (UserError, or a command's exit), and what it
 found on disk must be as before. Anything else is shown with the input that hypothesis shrank it to. A short form is
@@ -55,11 +55,13 @@ from tests.hostile_inputs import (
     NEGOTIATIONS,
     OF_LESSON,
     OF_RUNS,
+    SCHEMES,
     VALUES,
     command_lines,
     deceive,
     negotiate,
     paths,
+    scheme,
     set_up,
     type_in,
 )
@@ -123,8 +125,9 @@ def kinds(folder: Path) -> dict[str, Kind]:
 
     scratch.mkdir()
     return {
-        "replies to Deal or No Deal": Kind(0.18, NEGOTIATIONS, negotiate),
+        "replies to Deal or No Deal": Kind(0.15, NEGOTIATIONS, negotiate),
         "replies to Among Us": Kind(0.15, DECEPTIONS, deceive),
+        "replies to Diplomacy": Kind(0.03, SCHEMES, scheme),
         "settings": Kind(0.15, changes, partial(set_up, bases)),
         "command lines": Kind(
             0.05,

@@ -4,8 +4,10 @@ import io
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from importlib.util import find_spec
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,10 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from envs import among_us_v0, dond_v0
+from envs import among_us_v0, diplomacy_v0, dond_v0
 from envs.core import END, TurnKind
+from envs.diplomacy.board import MAPS
+from envs.diplomacy.texts import NOBODY
 from experiments import benchmark, evaluate, play, report, train
 from experiments.launch.overrides import one_line, wrong_kind
 from experiments.setup import entrants
@@ -58,10 +62,24 @@ def negotiate(game: tuple[str, int, list[tuple[str, str]]]) -> str:
 
 
 def deceive(game: tuple[str, int, list[list[str | int]]]) -> str:
+    """Plays Among Us with these replies."""
+    style, seed, steps = game
+    return replied(among_us_v0.parallel_env(style=style, max_steps=40, tasks=2, cooldown=1), seed, steps)
+
+
+def scheme(game: tuple[str, str, int, list[list[str | int]]]) -> str:
+    """Plays a year of Diplomacy with these replies, which are repeated: talk alone takes 21 steps of seven powers."""
+    if find_spec("diplomacy") is None:
+        return LACKING
+    map_name, style, seed, steps = game
+    env = diplomacy_v0.parallel_env(map_name=map_name, style=style, press="private", years=1, message_chars=50)
+    return replied(env, seed, islice(cycle(steps), 40))
+
+
+def replied(env: Any, seed: int, steps: Iterable[list[str | int]]) -> str:
     """Plays the replies, one for each seat and step. A number stands for one of the options, and a missing reply for
     none."""
-    style, seed, steps = game
-    env, refused = among_us_v0.parallel_env(style=style, max_steps=40, tasks=2, cooldown=1), False
+    refused = False
     seen, infos = env.reset(seed=seed)
     for step in steps:
         if not env.agents:
@@ -94,6 +112,15 @@ STYLES, SEEDS = st.sampled_from(["compact", "natural"]), st.integers(0, 99)
 NEGOTIATIONS = st.tuples(STYLES, SEEDS, st.lists(st.tuples(SPEECH, SPEECH), max_size=15))
 CHOICE = st.integers(0, 20) | st.sampled_from(["", "wait", "kill Red", "vote Red", "skip", "report", END]) | TEXT
 DECEPTIONS = st.tuples(STYLES, SEEDS, st.lists(st.lists(CHOICE, min_size=3, max_size=5), max_size=30))
+LACKING = "skipped, since the package diplomacy is not installed"
+ORDERS = ("", "H", "-MUN", "A PAR - BUR", "A PAR S A", "a par h", "FRANCE", NOBODY, "WAIVE", "BUILD", " ", "\0", END)
+ORDER = st.integers(0, 20) | st.sampled_from(ORDERS) | TEXT
+SCHEMES = st.tuples(
+    st.sampled_from(MAPS),
+    STYLES,
+    SEEDS,
+    st.lists(st.lists(ORDER, min_size=5, max_size=7), min_size=1, max_size=9),
+)
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 7, 1.5, -0.5, 1e-9, 1e9, 10**7, 10**30, float("inf"), "", " ", "abc", "none", "/",
     "../..", "a\nb", "os.system", "marl.rewards.game.GameReward",

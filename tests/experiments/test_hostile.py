@@ -22,7 +22,7 @@ from marl.report.views import game_view
 from tests.composing import configure
 from tests.hostile import Kind, hostile, try_kind
 from tests.hostile_files import try_files
-from tests.hostile_inputs import Accepted, no_work
+from tests.hostile_inputs import LACKING, Accepted, no_work
 from tests.hostile_values import VALUES, altered, spots
 from tests.marl.episodes import aborted_game, deal_game, meeting_game
 
@@ -31,10 +31,10 @@ def test_no_input_breaks_anything(tmp_path: Path) -> None:
     results = dict(hostile(inputs=128, seed=0, folder=tmp_path))
     assert {name: result.broken for name, result in results.items() if result.broken} == {}
     tried = sum(result.outcomes.total() for result in results.values())
-    assert len(results) == 12 and tried >= 128
+    assert len(results) == 13 and tried >= 128
     refusing = [name for name, result in results.items() if not name.startswith("replies")]
     assert all(any("refused" in outcome for outcome in results[name].outcomes) for name in refusing)
-    assert all(results[name].outcomes["corrected"] for name in results.keys() - set(refusing))
+    assert all(results[name].outcomes.keys() & {"corrected", LACKING} for name in results.keys() - set(refusing))
 
 
 def test_an_input_that_breaks_something_is_shown(tmp_path: Path) -> None:
