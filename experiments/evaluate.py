@@ -140,7 +140,7 @@ def check(cfg: DictConfig, names: Sequence[str]) -> None:
     if not 1 <= len(names) <= 2:
         raise UserError(f"players={names}: name one player (it plays itself) or two")
     if len(cfg.voices) > len(names):
-        raise UserError(f"voices={list(cfg.voices)}: at most one for each of players={names}")
+        raise UserError(f"voices={list(cfg.voices)}: at most one for each of players={names}. Leave out the rest.")
     check_counts(cfg, ("games", "concurrency"))
     check_counts(cfg, ["seed"], 0)
     check_temperature(cfg.temperature, "temperature")

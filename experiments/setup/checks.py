@@ -133,7 +133,7 @@ def check_learners(spec: RunSpec) -> None:
     if (turns := getattr(spec.algo, "alternate", 0)) and not others:
         raise UserError(f"algo.alternate={turns}: {first} learns alone; must be 0")
     if first not in players_of(spec.test_cast):
-        raise UserError(f"eval.cast: {first} learns but does not play in evaluation: nothing would be measured")
+        raise UserError(f"eval.cast: {first} learns but does not play in evaluation. Make it the player of a role.")
     if spec.kind != "ppo" and others:
         names = ", ".join(spec.learners)
         raise UserError(f"algo={spec.kind} trains one learner, and the cast has {names}. Use algo=ppo.")

@@ -122,7 +122,7 @@ def make(kind: type[T], settings: Any, where: str) -> T:
             raise UserError(f"{where}.{name} is no setting of {kind.__name__}; known: {', '.join(sorted(known))}")
     for f in fields:
         if f.default is f.default_factory is dataclasses.MISSING and f.name not in settings:
-            raise UserError(f"{where}.{f.name} is missing")
+            raise UserError(f"{where}.{f.name} is missing. Give it a value: {kind.__name__} has no default for it.")
     return kind(**{name: _value(hints[name], value, f"{where}.{name}") for name, value in settings.items()})
 
 

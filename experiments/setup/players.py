@@ -346,7 +346,7 @@ def check_game(name: str, game: str) -> None:
     """Refuses a run of another game."""
     trained_on = read_card(policy_folder(name)).get("game")
     if not isinstance(trained_on, str):
-        raise UserError(f"{name}: its policy.json does not say of which game it is")
+        raise UserError(f"{name}: its policy.json does not say of which game it is. Name another run.")
     if trained_on != game:
         raise UserError(f"{name} was trained on {trained_on}, and env.game={game}: choose env={trained_on}")
 

@@ -103,9 +103,9 @@ class Record:
         self.base = folder_digest(folder) if folder else policy_digest(base)
         if self.before and self.before.get("base") != self.base:
             raise UserError(
-                f"{folder or spec.model.name} is not the base that this run began with: it was made again, by "
-                f"other code or on other hardware, or is another version. Put the old one back"
-                + (f" (without the new one {kept} is put there)" if folder else "")
+                f"{folder or spec.model.name} is not the base that this run began with: it was made again, or is "
+                f"another version. "
+                + (f"Remove it, so that {kept} takes its place" if folder else "Put the old one back")
                 + f", or remove {spec.folder} to begin anew."
             )
         # Without a checkpoint the copy is of an attempt of which nothing else is left: its base may have been another.

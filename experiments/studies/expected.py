@@ -106,10 +106,10 @@ def make_bands(curves: Curves, margin: float) -> list[Band]:
         if metric == "game/score" and (arm, "game/win_rate/crewmates") in curves:
             continue  # what the players are paid says little beside who wins
         if len(of_seed) < 2:
-            raise UserError(f"arm {arm} has one seed, {next(iter(of_seed))}: a band takes two or more")
+            raise UserError(f"arm {arm} has one seed, {next(iter(of_seed))}: a band takes two or more. Train another.")
         iterations = sorted(set.intersection(*(set(curve) for curve in of_seed.values())))
         if not iterations:
-            raise UserError(f"arm {arm}: its seeds have no iteration with {metric} in common")
+            raise UserError(f"arm {arm}: its seeds have no iteration with {metric} in common. Train them equally long.")
         values = np.array([[curve[i] for i in iterations] for curve in of_seed.values()])  # (seeds, iterations)
         spread = np.sqrt(values.var(axis=0, ddof=1).mean())
         half = margin * spread * np.sqrt(1 + 1 / len(values))
@@ -120,7 +120,7 @@ def make_bands(curves: Curves, margin: float) -> list[Band]:
         ends = zip(iterations, low.tolist(), high.tolist(), strict=True)
         bands += [Band(arm, metric, iteration, *pair) for iteration, *pair in ends]
     if not bands:
-        raise UserError(f"there is nothing to record: no training curve of {', '.join(METRICS)}")
+        raise UserError(f"there is no training curve of {', '.join(METRICS)} to record. Name runs that have one.")
     return bands
 
 

@@ -409,7 +409,7 @@ def human_proposals(folder: str, env: Mapping[str, Any], most: int | None) -> li
         with suppress(NotReplayable):
             found.append((view, replay(view, game)))
     if not found:
-        raise UserError(f"data.dond={folder}: its test split holds no proposal that can be played again")
+        raise UserError(f"data.dond={folder}: no proposal of its test.txt can be played again. Name another folder.")
     return found[:most]
 
 

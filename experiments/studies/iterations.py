@@ -192,8 +192,8 @@ def refuse_doubles(runs: Iterable[tuple[Path, float, str, int]], setting: str = 
         other = known.setdefault((objective, arm, seed), folder)
         if other != folder:
             raise UserError(
-                f"{setting}: {other} and {folder} are both of objective {objective:g}, arm {arm} and seed {seed}; "
-                "choose names of which there is one for each, or settings in `where`, or give arms names of their own"
+                f"{setting}: {other} and {folder} are both of objective {objective:g}, arm {arm} and seed {seed}. "
+                "Keep one of them (by `select` or `where`), or rename an arm."
             )
 
 

@@ -207,7 +207,7 @@ class Opponents:
                 if name != CHAT:
                     check_script(name, game, self.runs)
                 if plans or condition.iteration is not None or condition.where:
-                    raise UserError(f"opponent={name}: is no run, and neither plans nor has iterations or settings")
+                    raise UserError(f"opponent={name}: is no run. Leave out {SUFFIX}, iteration and where.")
                 return Opponent(name, game, name, self.envs[game])
             where_ = OmegaConf.create(dict(condition.where)) if condition.where else None
             runs = selected(self.runs, name, where_)
@@ -217,7 +217,9 @@ class Opponents:
             card = runs[0] / CARD
             found = self._of_folder(runs[0], card, runs[0].name)
             if not found or found[0].game != game:
-                raise UserError(f"opponent={runs[0].name}: plays another game than {game}, or cannot be read")
+                raise UserError(
+                    f"opponent={runs[0].name}: plays another game than {game}, or is damaged. Name another."
+                )
             called = found[0].name
             if condition.iteration is not None:
                 self.stage(called, condition.iteration)
@@ -231,7 +233,7 @@ class Opponents:
             if seat not in (*SEATS.get(env["game"], ("any",)), *made.possible_agents):
                 raise UserError(f"seat={seat}: must be any, {', '.join(made.possible_agents)} or a role of the game")
             if name.endswith(SUFFIX) and env["game"] not in PLANNED:
-                raise UserError(f"opponent={name}: there is nothing to plan in {env['game']}")
+                raise UserError(f"opponent={name}: there is nothing to plan in {env['game']}. Leave out {SUFFIX}.")
 
     def stage(self, name: str, iteration: int) -> Stage:
         """A run after so many iterations. UserError if it kept none there."""
@@ -335,7 +337,7 @@ def _settings(folder: Path, changed: int) -> dict[str, Any]:
         made: Any = card.get("made_of")
         env = made.get("env") if isinstance(made, dict) else None
         if not isinstance(env, dict):
-            raise UserError(f"{folder}: its policy.json does not say in which game it was made")
+            raise UserError(f"{folder}: its policy.json does not say in which game it was made. Name another.")
         return {"env": {"game": card.get("game"), **env}, "algo": {"context": 1024, "max_new_tokens": 40}}
     settings = run_settings(folder)
     env = {**settings["env"], **(settings["eval"]["env"] or {})}

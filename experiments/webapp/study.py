@@ -114,7 +114,7 @@ class Study:
         check_choices(self, "", assignment=HOW)
         for name in ("title", "information", "contact"):
             if not getattr(self, name).strip():
-                raise UserError(f"{name} is empty: people have to be told")
+                raise UserError(f"{name} is empty: people have to be told. Write it in the study's file.")
         if not self.consent:
             raise UserError("consent is empty: give at least one statement that people agree to")
         shares(self.parts, "parts")

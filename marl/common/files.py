@@ -171,7 +171,9 @@ def read_text(path: str | Path, most: int = MOST_LINES, linked: bool = False) ->
     try:
         return read_bytes(path, most, linked).decode()
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: the file is not UTF-8 text ({error.reason} at byte {error.start})") from error
+        raise UserError(
+            f"{path}: the file is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8"
+        ) from error
 
 
 def check_plain(data: Any) -> None:

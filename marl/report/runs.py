@@ -63,7 +63,7 @@ def read(folder: Path) -> Run:
     evaluation = read_evaluation(evaluated) if os.path.lexists(evaluated) else {}
     seed = card.get("seed", config.get("seed", 0))
     if not isinstance(seed, int):
-        raise UserError(f"{folder}: expected a whole number for its seed, got {seed!r}")
+        raise UserError(f"{folder}: expected a whole number for its seed, got {seed!r}. Name another run.")
     curves = read_metrics(folder / METRICS_FILE)
     passes = token_passes(config, curves, learned_tokens(folder))
     for row in curves:

@@ -176,9 +176,11 @@ def read_episodes(path: str | Path) -> list[Transcript]:
         try:
             transcript = parsed_json(line)
         except ValueError as error:
-            raise UserError(f"{where}: expected a transcript as one JSON object, got {line[:60]!r}") from error
+            raise UserError(
+                f"{where}: expected a transcript as one JSON object, got {line[:60]!r}. Name another."
+            ) from error
         if not isinstance(transcript, dict) or not FORM.keys() <= transcript.keys():
-            raise UserError(f"{where}: expected a transcript with {', '.join(FORM)}")
+            raise UserError(f"{where}: expected a transcript with {', '.join(FORM)}. Name another.")
         with reading(where):
             check_transcript(transcript)
         transcripts.append(transcript)

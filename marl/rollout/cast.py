@@ -100,7 +100,9 @@ def seats_per_player(cast: Mapping[str, Seats], env: Any) -> dict[str, int]:
     for role, seats in cast.items():
         size, partners = roles.count(role), math.ceil(seats.partners)
         if partners > size:
-            raise UserError(f"cast.{role}.partners={seats.partners}: there are only {size} seats of this role")
+            raise UserError(
+                f"cast.{role}.partners={seats.partners}: this role has {size} seats; must be at most {size}"
+            )
         most[seats.player] += size - math.floor(seats.partners)
         if partners:
             most[seats.partner_player] += partners

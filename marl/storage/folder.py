@@ -76,15 +76,15 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
     settings = read_yaml(path)
     group = (dict, type(None))
     if not fits(settings, {"env?": group, "algo?": group, "init?": group}):
-        raise UserError(f"{path}: expected the settings of a run, with groups env and algo")
+        raise UserError(f"{path}: expected the settings of a run, with groups env and algo. Name another run.")
     own = {name: part for name, part in settings.items() if name != "chat"}  # chat.extra may have any keys and texts
     if unnamed := _unnamed(own):
-        raise UserError(f"{path}: expected settings by name, and {unnamed[0]!r} is no name")
+        raise UserError(f"{path}: expected settings by name, and {unnamed[0]!r} is no name. Name another run.")
     if open_ := [name for name, value in flat(own).items() if "${" in f"{value}" or "???" in f"{value}"]:
         raise UserError(f"{path}: {open_[0]} is no value but a reference (${{...}} or ???). Write its value there.")
     for name in ("name", "arm"):
         if "/" in f"{settings.get(name)}":
-            raise UserError(f"{path}: {name} must be part of a folder's name, without slashes")
+            raise UserError(f"{path}: {name} is part of a folder's name. Write it without slashes.")
     return settings
 
 
@@ -121,7 +121,7 @@ def finished_run(folder: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
             f"{folder} is not the folder of a finished run: it has no {CARD}. Start its command again, which goes on."
         )
     if not fits(card, {"arm": str, "seeds": [int]}) or not card["seeds"]:
-        raise UserError(f"{folder / CARD}: expected the card of a run, with arm and seeds")
+        raise UserError(f"{folder / CARD}: expected the card of a run, with arm and seeds. Name another run.")
     return settings, card
 
 

@@ -199,7 +199,7 @@ init.learner=base | init.learner=base: must be the folder of a finished run, or 
 init.rival=RUNS/other_game | init.rival=.*: rival does not play here; the cast has learner
 cast.imposter.player=nobody | There is no scripted player 'nobody' of Among Us
 cast.imposter.player=rival algo=filtered_bc | algo=filtered_bc trains one learner, and the cast has learner, rival
-cast.crewmate.partners=5 | cast.crewmate.partners=5.0: there are only 4 seats of this role
+cast.crewmate.partners=5 | cast.crewmate.partners=5.0: this role has 4 seats; must be at most 4
 cast.crewmate.player=base | nobody learns; let one of them be learner or rival
 base=human data.dond=/nonexistent | base=human: people played Deal or No Deal, not env.game=among_us
 +cast.negotiator.player=learner | the game's are crewmate, imposter

@@ -424,7 +424,7 @@ def test_links_do_not_lead_what_is_written_elsewhere(run: Path, tmp_path: Path) 
 def test_a_run_whose_name_is_a_path_is_refused(run: Path, name: str) -> None:
     """Reports of sweeps are named after their runs, so that such a name would lead out of the folder."""
     changed(run, lambda settings: settings.update(name=name))
-    with pytest.raises(UserError, match="name must be part of a folder's name, without slashes"):
+    with pytest.raises(UserError, match=r"name is part of a folder's name\. Write it without slashes"):
         report.report_sweep([run])
 
 

@@ -174,7 +174,7 @@ cast.negotiator.partners=2 | cast.negotiator.partners=2: leaves no seat to learn
 algo.alternate=5 | algo.alternate=5: learner learns alone; must be 0
 eval.cast.negotiator.partners=2 | cast.negotiator.partners=2: leaves no seat to learner, who learns
 cast.negotiator.partners=-1 | partners=-1.0: must be at least 0
-cast.negotiator.partners=2.5 | cast.negotiator.partners=2.5: there are only 2 seats of this role
+cast.negotiator.partners=2.5 | cast.negotiator.partners=2.5: this role has 2 seats; must be at most 2
 cast.negotiator.pool=-1 | pool=-1: must be at least 0
 cast.negotiator.pool=2 | cast.negotiator.pool=2: past selves hold no seat. Set cast.negotiator.partners
 cast.negotiator.partner=past_learner | past_learner is no player to name. Set cast.*.pool for past selves

@@ -141,9 +141,7 @@ def test_objectives_have_rows_of_their_own_and_arms_means_over_seeds(
 
 
 def test_runs_that_no_column_tells_apart_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"a and b are both of objective 0, arm full and seed 1; choose names .*`where`"
-    ):
+    with pytest.raises(UserError, match=r"a and b are both of objective 0, arm full and seed 1\. Keep .*`where`"):
         refuse_doubles((Path(name), where, "full", 1) for name, where in (("a", 0), ("c", 1), ("a", 0), ("b", 0)))
     (tmp_path / "drift.csv").write_text("run,arm\nx,full\n")
     for name, said in (("drift.csv", "expected the columns objective, run, arm"), ("none.csv", "cannot be read")):

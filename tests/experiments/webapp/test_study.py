@@ -134,7 +134,7 @@ def test_a_bad_file_is_told_in_a_sentence(changes: Mapping[str, Any], why: str, 
     [
         ({"parts__alone__conditions__hard__opponent": "nobody"}, r"hard\.opponent=nobody: there is no finished run"),
         ({"parts__alone__conditions__hard__opponent": "begun"}, r"hard\.opponent=begun: this run is not finished"),
-        ({"parts__alone__conditions__hard__iteration": 3}, "hard.*neither plans nor has iterations"),
+        ({"parts__alone__conditions__hard__iteration": 3}, "hard.*is no run. Leave out .*iteration"),
         ({"parts__alone__conditions__hard__opponent": "chat"}, "give its endpoint"),
         ({"parts__alone__conditions__hard__seat": "imposter"}, "hard.*seat=imposter"),
         ({"parts__alone__env": {"objectiv": 1.0}}, "hard.*objectiv"),
