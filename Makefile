@@ -71,6 +71,8 @@ bench: $(STAMP) ## speed of rollouts and updates beside generate and TRL, about 
 	@$(BIN)/python -m experiments.benchmark
 
 gpu: $(STAMP) ## check a GPU, measure speed on it and let a model learn, 8 minutes; the same command goes on
+	@$(BIN)/python -m pip show -qq trl 2>/dev/null || $(BIN)/python -m pip install -qq --disable-pip-version-check \
+		--editable '.[dev,bench]' --constraint constraints.txt || echo "TRL could not be installed: it is not measured." >&2
 	@$(BIN)/python -m experiments.gpu
 
 clean: ## remove the virtual environment and all caches, but no run

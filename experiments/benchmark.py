@@ -12,10 +12,14 @@ Models have random weights, so that they speak at length, and play with themselv
 trainer around that (baselines.py). All engines sample from the same distribution in the same games; what is sampled
 differs, and so do games' lengths a little: compare tokens a second. All of it is measured once, then again.
 
+Decoding alone and updates are compared with what the device can do, which is measured first (limits.py).
+
 It prints a table, and writes to `out`: benchmark.json (every repeat, with settings, versions and hardware) and
-speed.svg, both after each measurement. Memory is how far the process's resident set rose (a GPU: torch's memory).
+speed.svg, both after each measurement. What is there already, with the same settings, versions, hardware and commit, is
+kept, and only the rest is measured. Memory is how far the process's resident set rose (a GPU: torch's memory).
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -25,14 +29,15 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.bench.baselines import has_trl
 from experiments.bench.figures import draw, table
-from experiments.bench.measure import Bench, game_alone
-from experiments.bench.settings import Settings
+from experiments.bench.limits import Limits, measure_limits
+from experiments.bench.measure import TRL, Bench, game_alone
+from experiments.bench.settings import DTYPES, Settings
 from experiments.launch.command import command
 from experiments.launch.terminal import say
 from experiments.setup.config import make, plain
-from experiments.setup.devices import pick_device, set_deterministic, set_threads
+from experiments.setup.devices import pick_device, set_deterministic, set_threads, without_bf16
 from marl.common.errors import UserError, check_writable
-from marl.common.files import write_json
+from marl.common.files import canonical, fits, read_json, write_json
 from marl.model.tokens import Tokens, train_tokenizer
 from marl.pretraining.corpus import scripted_texts
 from marl.rollout.games import env_maker, game_module
@@ -40,6 +45,7 @@ from marl.storage.folder import git_commit, hardware
 
 PAGE = {"people": "people at once", "replies": "replies", "median": "median, s", "p95": "95 % within, s",
         "page": "the page itself, s"}  # fmt: skip
+ANY = ("points", "repeats", "baseline_games")  # settings that change which rows there are, and not what is in them
 
 
 @command("benchmark")
@@ -58,10 +64,17 @@ def main(cfg: DictConfig) -> None:
     check_writable(out, "out")
     texts = scripted_texts(game, [make_env], settings.seed, games=30)
     tokens = Tokens(train_tokenizer(texts, game_module(game).COMPACT_TOKENS, settings.vocab_size))
-    bench, alone = Bench(env, settings, device, tokens), game_alone(make_env, settings.random_games, settings.seed)
     versions = {name: version(name) for name in ("torch", "transformers", *(["trl"] if has_trl() else []))}
-    about = {"env": env, "device": str(device), "settings": asdict(settings), "hardware": hardware(),
-             "versions": versions, "git_commit": git_commit(), "game_alone": alone}  # fmt: skip
+    about = {"env": env, "device": str(device), "deterministic": cfg.deterministic, "settings": asdict(settings),
+             "hardware": hardware(), "versions": versions, "git_commit": git_commit()}  # fmt: skip
+    if before := measured_before(out / "benchmark.json", about):
+        say(f"measured before: {out / 'benchmark.json'}. Remove it to measure all of it again.")
+    dtypes = [dtype for dtype in DTYPES if dtype == "float32" or not without_bf16(device)]
+    limits = before.get("limits") or asdict(measure_limits(device, dtypes))
+    alone = before.get("game_alone") or game_alone(make_env, settings.random_games, settings.seed)
+    about |= {"limits": limits, "game_alone": alone}
+    bench = Bench(env, settings, device, tokens, Limits(**limits))
+    bench.take_over(before.get("rows", []))
 
     def written() -> None:
         write_json(out / "benchmark.json", {**about, "rows": bench.data()})
@@ -70,7 +83,30 @@ def main(cfg: DictConfig) -> None:
     bench.measure(written)
     say(table(bench.data()))
     say(f"the game alone, random players: {alone['agent_steps_per_second']:,.0f} agent-steps/s of one core")
+    speeds = ", ".join(f"{flops / 1e12:.3g} TFLOP/s in {dtype}" for dtype, flops in limits["flops"].items())
+    say(f"the device's limits: {limits['bytes_per_second'] / 1e9:,.0f} GB/s copied, {speeds}")
+    written()
     say(f"written: {out / 'benchmark.json'}, {out / 'speed.svg'}")
+
+
+def measured_before(path: Path, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what an earlier call with the same settings, versions, hardware and commit wrote; empty if none did."""
+    if not path.exists():
+        return {}
+    found = read_json(path)
+    form = {"settings": dict, "versions": dict, "rows": [dict], "limits": dict, "game_alone": dict}
+    if not fits(found, form) or made_with(found) != made_with(about):
+        return {}
+    same_trl = found["versions"].get("trl") == about["versions"].get("trl")
+    return {**found, "rows": [row for row in found["rows"] if same_trl or row["engine"] != TRL]}
+
+
+def made_with(about: Mapping[str, Any]) -> str:
+    """Everything that a figure of `about` depends on, as text. TRL's version concerns its own row alone."""
+    settings = {name: value for name, value in about["settings"].items() if name not in ANY}
+    versions = {name: value for name, value in about["versions"].items() if name != "trl"}
+    names = ("env", "device", "deterministic", "hardware", "git_commit")
+    return canonical([settings, versions, [about.get(name) for name in names]])
 
 
 def measure_page(cfg: DictConfig) -> None:

@@ -1,8 +1,9 @@
 """The first minutes on a GPU: `make gpu`, or `python -m experiments.gpu`.
 
-Checks that the card computes what the trainer assumes, measures speed point by point, then lets a pretrained model
-learn. It stops after `minutes`, and the same command goes on with what is missing, on another machine too if `out` was
-carried there. Checks are repeated on every other card or commit. What was not run is listed as unrun.
+Checks that the card computes what the trainer assumes, measures speed point by point and beside the baselines, then
+lets a pretrained model learn. It stops after `minutes`, and the same command goes on with what is missing, on another
+machine too if `out` was carried there. Checks and speeds are repeated on every other card or commit. What was not run
+is listed as unrun.
 """
 
 import json
@@ -12,8 +13,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +23,18 @@ import torch
 from omegaconf import DictConfig
 
 from experiments.bench.checks import CHECKS, Unrun
+from experiments.bench.measure import GENERATE, OURS, TRL, spoken
 from experiments.bench.settings import Point
 from experiments.launch.command import command
 from experiments.launch.terminal import say
 from experiments.setup.config import make, plain
 from experiments.setup.devices import pick_device, set_deterministic
 from marl.common.errors import UserError, check_writable
-from marl.common.files import write_json
+from marl.common.files import read_json, write_json
 from marl.storage.folder import git_commit, hardware
 
 OK, FAILED, CUT, UNRUN = "ok", "failed", "cut off", "unrun"
-LEARNING = "learning"
+BASELINES, LEARNING = "speed: baselines", "learning"
 GRACE = 20  # seconds that a stage has to save its state once it is stopped
 
 
@@ -58,8 +61,8 @@ def main(cfg: DictConfig) -> None:
     # Run, and write after each stage.
     stages = read(out / "gpu.json", machine())
     checks = [f"check: {name}" for name in wanted]
-    benches = {f"speed: {point}": point for point in points}
-    for name in (*checks, *benches, LEARNING):
+    baselines = [BASELINES] if points and given["baseline_games"] else []
+    for name in (*checks, *map(speed, points), *baselines, LEARNING):
         stages.setdefault(name, {"state": UNRUN, "said": ""})
     for name in checks:
         if stages[name]["state"] != OK:
@@ -67,12 +70,7 @@ def main(cfg: DictConfig) -> None:
     if any(stages[name]["state"] == FAILED for name in checks):
         say("A check failed, so that speeds and learning would mean nothing: they stay unrun.")
     else:
-        first = next(iter(benches), "")
-        for name, point in benches.items():
-            if stages[name]["state"] != OK and left(given["learning_minutes"]) > 0:
-                folder = out / "speed" / re.sub(r"\W", "_", str(point))
-                wanted_of = speed_of(given, point, folder, baselines=name == first)
-                note(out, stages, name, timed(wanted_of, left(given["learning_minutes"])))
+        measure(given, points, stages, out, lambda: left(given["learning_minutes"]))
         if stages[LEARNING]["state"] != OK and left() > 0:
             overrides = [*map(str, given["learning"]), f"device={given['device']}"]
             overrides += [f"model.name={given['weights']}"] if given["weights"] else []
@@ -92,11 +90,11 @@ def machine() -> dict[str, Any]:
 
 
 def read(path: Path, here: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns stages by name as an earlier call left them. Those of checks count on the same machine alone."""
+    """Returns stages by name as an earlier call left them. Checks and speeds count on the same machine alone."""
     if not path.exists():
         return {}
     stages: dict[str, dict[str, Any]] = json.loads(path.read_text())
-    return {n: s for n, s in stages.items() if not n.startswith("check: ") or s.get("machine") == dict(here)}
+    return {n: s for n, s in stages.items() if n == LEARNING or s.get("machine") == dict(here)}
 
 
 def note(out: Path, stages: dict[str, dict[str, Any]], name: str, found: Mapping[str, Any]) -> None:
@@ -118,13 +116,64 @@ def checked(name: str, device: torch.device) -> dict[str, Any]:
     return {"state": state, "said": said, "seconds": time.monotonic() - began}
 
 
-def speed_of(given: Mapping[str, Any], point: Point, out: Path, baselines: bool) -> list[str]:
-    """The command that measures one point, beside the baselines or alone."""
-    shape = ", ".join(f"{key}: {value}" for key, value in vars(point).items())
-    games = given["baseline_games"] if baselines else 0
-    sizes = [f"{name}={given[name]}" for name in ("decode_steps", "update_rows", "update_tokens", "random_games")]
-    return ["experiments.benchmark", "bench=gpu", f"points=[{{{shape}}}]", f"baseline_games={games}", "repeats=1",
-            f"device={given['device']}", f"out={out}", *sizes]  # fmt: skip
+def measure(
+    given: Mapping[str, Any], points: Sequence[Point], stages: dict[str, dict[str, Any]], out: Path,
+    left: Callable[[], float],
+) -> None:  # fmt: skip
+    """Measures the points that lack figures, then the baselines. Points that were tried before come last.
+
+    One process measures many points, since its start takes as long as a small one. If it fails, that counts for the
+    point that it was at, and another process goes on with the next.
+    """
+    folder = out / "speed" / re.sub(r"\W+", "_", f"{hardware()['gpu'] or 'cpu'} {git_commit()}")
+    todo = [point for point in points if stages[speed(point)]["state"] != OK]
+    todo.sort(key=lambda point: (stages[speed(point)]["state"] == FAILED, stages[speed(point)]["said"] != ""))
+    if todo and left() > 0:
+        say(f"speeds are written to {folder / 'benchmark.json'}, one after another")
+    while todo and left() > 0:
+        ended = timed(benchmark(given, todo, folder), left())
+        found = {point: outcome(folder, [(OURS, point)]) for point in todo}
+        for point, measured in found.items():
+            if measured:
+                note(out, stages, speed(point), measured)
+        todo = [point for point, measured in found.items() if not measured]
+        if todo:
+            note(out, stages, speed(todo.pop(0)), ended)
+        if ended["state"] != FAILED:
+            break
+    if BASELINES in stages and stages[BASELINES]["state"] != OK and left() > 0:
+        beside = replace(points[0], games=given["baseline_games"], dtype="float32")
+        ended = timed(benchmark(given, [beside], folder, baselines=True), left())
+        rows = [(engine, beside) for engine in (OURS, GENERATE, TRL)]
+        note(out, stages, BASELINES, outcome(folder, rows) or ended)
+
+
+def speed(point: Point) -> str:
+    """The name of a point's stage."""
+    return f"speed: {point}"
+
+
+def outcome(folder: Path, wanted: Sequence[tuple[str, Point]]) -> dict[str, Any] | None:
+    """Returns a stage's state from what the benchmark wrote into its folder; None if a row has not been measured."""
+    if not (folder / "benchmark.json").exists():
+        return None
+    every = {(row["engine"], Point(**row["point"])): row for row in read_json(folder / "benchmark.json")["rows"]}
+    rows = [every.get(each) for each in wanted]
+    done = [row for row in rows if row and (row["repeats"] or row["skipped"])]
+    if len(done) < len(rows):
+        return None
+    said = [f"{row['engine']}: {spoken(row['repeats'][0]) if row['repeats'] else row['skipped']}" for row in done]
+    state = OK if all(row["repeats"] for row in done) else UNRUN
+    return {"state": state, "said": "; ".join(said), "rows": done}
+
+
+def benchmark(given: Mapping[str, Any], points: Sequence[Point], out: Path, baselines: bool = False) -> list[str]:
+    """The command that measures these points, or the first one beside the baselines."""
+    shapes = [", ".join(f"{k}: {value}" for k, value in vars(point).items() if value is not None) for point in points]
+    names = ("decode_steps", "update_rows", "update_tokens", "baseline_rows", "random_games")
+    return ["experiments.benchmark", "bench=gpu", f"points=[{', '.join(f'{{{shape}}}' for shape in shapes)}]",
+            f"baseline_games={given['baseline_games'] if baselines else 0}", "repeats=1", f"device={given['device']}",
+            f"out={out}", *(f"{name}={given[name]}" for name in names)]  # fmt: skip
 
 
 def timed(module_and_overrides: Sequence[str], seconds: float) -> dict[str, Any]:
@@ -149,8 +198,7 @@ def timed(module_and_overrides: Sequence[str], seconds: float) -> dict[str, Any]
                 printed, _ = process.communicate()
     lines = [line for line in printed.splitlines() if line.strip()]
     state = CUT if cut else OK if process.returncode == 0 else FAILED
-    speeds = [f"{line.split(',')[0]}: {line.split(': ', 1)[1]}" for line in lines if ", repeat 1: " in line]
-    said = "; ".join(speeds) or (lines[-1].strip() if lines else "")
+    said = lines[-1].strip() if lines else ""
     return {"state": state, "said": said, "seconds": time.monotonic() - began, "printed": lines[-60:]}
 
 

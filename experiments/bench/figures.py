@@ -15,6 +15,8 @@ COLUMNS = {  # by figure of a repeat: heading, and what a figure is divided by t
     "rollout_tokens_per_second": ("rollout, tokens/s", 1.0),
     "games_per_second": ("games/s", 1.0),
     "update_tokens_per_second": ("update, tokens/s", 1.0),
+    "decode_share": ("decode, of limit", 1.0),
+    "update_share": ("update, of limit", 1.0),
     "peak_bytes": ("memory, MB", 1e6),
     "mean_stream": ("tokens a seat", 1.0),
 }

@@ -4,7 +4,7 @@ import ctypes
 import gc
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -12,10 +12,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import torch
 
 from envs.core import END, TurnKind
 from experiments.bench.baselines import INSTALL_TRL, GenerateAgent, has_trl, trl_iteration
+from experiments.bench.limits import Limits, clocked
 from experiments.bench.settings import Point, Settings
 from experiments.launch.terminal import say
 from experiments.setup.devices import without_bf16
@@ -41,7 +43,8 @@ from marl.rollout.seeds import draw_games
 from marl.types import Episode, Kind
 
 OURS, GENERATE, TRL = "ours", "generate", "TRL"
-INNER = 3  # a layer's inside is so many times as wide as the hidden states
+INNER = 3  # a layer's inside is so many times as wide as the hidden states, unless a point says otherwise
+DECODED = 32  # passes that decoding is measured over
 
 
 @dataclass
@@ -84,29 +87,43 @@ def resident(field: str) -> int | None:
 
 
 class Bench:
-    """The game, the device and the tokens that all measurements share."""
+    """The game, the device, its limits and the tokens that all measurements share."""
 
-    def __init__(self, env: Mapping[str, Any], settings: Settings, device: torch.device, tokens: Tokens) -> None:
-        self.settings, self.device, self.tokens = settings, device, tokens
+    def __init__(
+        self, env: Mapping[str, Any], settings: Settings, device: torch.device, tokens: Tokens, limits: Limits
+    ) -> None:
+        self.settings, self.device, self.tokens, self.limits = settings, device, tokens, limits
         self.make_env, self.players = env_maker(env), seats(env)
         engines = [(OURS, point) for point in settings.points]
         if settings.baseline_games:
             beside = replace(settings.points[0], games=settings.baseline_games, dtype="float32")
             engines = list(dict.fromkeys([*engines, (OURS, beside), (GENERATE, beside), (TRL, beside)]))
         self.rows = [Row(engine, point, self.parameters(point)) for engine, point in engines]
+        self.others: list[dict[str, Any]] = []  # rows of other points that were measured before
+
+    def take_over(self, earlier: Sequence[Mapping[str, Any]]) -> None:
+        """Takes what was measured before, as `data` has it."""
+        own = {(row.engine, row.point): row for row in self.rows}
+        for each in earlier:
+            if row := own.get((each["engine"], Point(**each["point"]))):
+                row.repeats = list(each["repeats"])
+            else:
+                self.others.append(dict(each))
 
     def measure(self, written: Callable[[], None]) -> None:
-        """Each engine on a single game, so that what is chosen at first use is no engine's cost; then everything once,
-        and again as often as it is to be repeated. `written` is called after each."""
+        """Measures everything that is missing once, and again as often as it is to be repeated; `written` is called
+        after each. An engine plays a single game first, so that what is chosen at first use is not counted."""
         for row in self.rows:
-            row.skipped = self.lacking(row)
-        for row in {(row.engine, row.point.dtype): row for row in self.rows if not row.skipped}.values():
-            self.take(row.engine, replace(row.point, games=1))
+            row.skipped = "" if len(row.repeats) >= self.settings.repeats else self.lacking(row)
+        begun = set()
         for repeat in range(self.settings.repeats):
             for row in self.rows:
-                if row.skipped:
+                if row.skipped or len(row.repeats) > repeat:
                     continue
                 try:
+                    if (row.engine, row.point.dtype) not in begun:
+                        self.take(row.engine, replace(row.point, games=1))
+                        begun.add((row.engine, row.point.dtype))
                     row.repeats.append(self.take(row.engine, row.point))
                 except torch.OutOfMemoryError as error:
                     row.skipped = f"ran out of memory ({str(error).splitlines()[0]})"
@@ -119,7 +136,7 @@ class Bench:
             return f"not installed: {INSTALL_TRL}"
         if row.point.dtype == "bfloat16" and (lacking := without_bf16(self.device)):
             return lacking
-        config, point, bf16 = tiny_config(self.tokens.size, **shape(row.point)), row.point, row.point.dtype != "float32"
+        config, point, bf16 = tiny_config(**self.shape(row.point)), row.point, row.point.dtype != "float32"
         rows = max(self.settings.update_tokens // point.context, 1)
         learning = learning_bytes(config, rows=rows, length=point.context, replies=point.context // 2, bf16=bf16)
         try:
@@ -133,24 +150,34 @@ class Bench:
 
     def parameters(self, point: Point) -> int:
         with torch.device("meta"):
-            return sum(p.numel() for p in tiny_lm(self.tokens.size, **shape(point)).parameters())
+            return sum(p.numel() for p in tiny_lm(**self.shape(point)).parameters())
+
+    def shape(self, point: Point) -> dict[str, int]:
+        """Returns the size of the point's model, as `tiny_config` takes it."""
+        return {
+            "vocab_size": point.vocab or self.tokens.size, "hidden_size": point.width, "context": point.context,
+            "intermediate_size": point.inner or INNER * point.width, "layers": point.layers, "heads": point.heads,
+            "kv_heads": point.kv_heads,
+        }  # fmt: skip
 
     def take(self, engine: str, point: Point) -> dict[str, float | None]:
         """One repeat: speeds in tokens a second, and memory in bytes."""
         torch.manual_seed(self.settings.seed)  # of `generate`
-        policy = Policy(tiny_lm(self.tokens.size, **shape(point)), self.tokens).to(self.device).eval()
+        policy = Policy(tiny_lm(**self.shape(point)), self.tokens).to(self.device).eval()
         memory = PeakMemory(self.device)
         speeds = {OURS: self.ours, GENERATE: self.generate, TRL: self.trl}[engine](policy, point)
         return {**speeds, "peak_bytes": memory.rise()}
 
     def ours(self, policy: Policy, point: Point) -> dict[str, float | None]:
-        """A rollout of all games at once, and one PPO pass with the listening loss over `update_rows` rows."""
+        """A rollout of all games at once, decoding alone, and one PPO pass with the listening loss over `update_rows`
+        rows."""
         bf16 = point.dtype == "bfloat16"
         agent = ModelAgent(
             OURS, policy, slots=point.games * self.players, context=point.context, bf16=bf16,
             max_new_tokens=self.settings.reply_tokens, decode_steps=self.settings.decode_steps,
         )  # fmt: skip
         episodes, played = self.play(agent, point)
+        played |= self.decode(agent, point)
         rewards = {"game": GameReward()}
         batch = collate(rows_of(add_rewards(episodes, rewards), {OURS}), rewards)
         batch = add_advantages(batch, rewards, Credit())
@@ -159,8 +186,35 @@ class Bench:
         config = UpdateConfig(bf16=bf16, token_budget=self.settings.update_tokens)
         optimizer = torch.optim.AdamW(policy.parameters(), lr=0.0)
         order = torch.Generator().manual_seed(0)
-        seconds = self.clocked(lambda: update(policy, None, batch, losses, optimizer, config, order))
-        return {**played, "update_tokens_per_second": int((batch.kind != Kind.PAD).sum()) / seconds}
+        seconds = clocked(lambda: update(policy, None, batch, losses, optimizer, config, order), self.device)
+        speed = int((batch.kind != Kind.PAD).sum()) / seconds
+        inside = sum(p.numel() for p in policy.lm.parameters()) - policy.lm.get_input_embeddings().weight.numel()
+        share = self.limits.update_share(inside, speed, point.dtype)
+        return {**played, "update_tokens_per_second": speed, "update_share": share}
+
+    def decode(self, agent: ModelAgent, point: Point) -> dict[str, float | None]:
+        """Decoding alone: one seat of each game speaks, behind half a context."""
+        engine, steps = agent.engine, self.settings.decode_steps
+        slots = [engine.allocate() for _ in range(point.games)]
+        ids, start = [0] * len(slots), point.context // 2
+        uniform = np.full((len(slots), steps), 0.5)
+
+        def write() -> None:
+            """Makes `steps` passes. What slots hold does not matter to speed, so nothing is read into them first."""
+            engine.lengths[slots] = start
+            if steps > 1:
+                engine.write(slots, ids, [steps] * len(slots), uniform, 1.0)
+            else:
+                engine.sample(engine.read(slots, [[0]] * len(slots)), [()] * len(slots), 1.0, uniform[:, 0])
+
+        write()
+        calls = -(-DECODED // steps)
+        seconds = clocked(lambda: [write() for _ in range(calls)], self.device)
+        passes = calls * steps / seconds
+        weights = sum(p.nbytes for p in engine.policy.lm.parameters())
+        cache = len(slots) * start * engine.cache.nbytes // (engine.slots * (point.context + 1))
+        share = self.limits.decode_share(weights, cache, passes)
+        return {"decode_passes_per_second": passes, "decode_share": share}
 
     def generate(self, policy: Policy, point: Point) -> dict[str, float | None]:
         """A rollout by `generate` of transformers."""
@@ -188,7 +242,7 @@ class Bench:
         """Self-play of the same games for every engine, all at once."""
         games, episodes = draw_games(self.settings.seed, count=point.games), []
         run = partial(rollout, games, everyone(agent), self.make_env, point.games)
-        seconds = self.clocked(lambda: episodes.extend(run()))
+        seconds = clocked(lambda: episodes.extend(run()), self.device)
         tokens = sum(len(stream) for episode in episodes for stream in episode.streams.values())
         return episodes, {
             "rollout_seconds": seconds,
@@ -197,33 +251,18 @@ class Bench:
             "mean_stream": tokens / (point.games * self.players),
         }
 
-    def clocked(self, call: Callable[[], object]) -> float:
-        """The seconds that a call takes, its work on a GPU included."""
-        wait = torch.cuda.synchronize if self.device.type == "cuda" else lambda: None
-        wait()
-        began = time.perf_counter()
-        call()
-        wait()
-        return time.perf_counter() - began
-
     def data(self) -> list[dict[str, Any]]:
         """All rows as they are written."""
-        return [asdict(row) for row in self.rows]
-
-
-def shape(point: Point) -> dict[str, int]:
-    """The size of the point's model, as `tiny_config` takes it."""
-    return {
-        "hidden_size": point.width, "intermediate_size": INNER * point.width, "layers": point.layers,
-        "heads": point.heads, "kv_heads": point.kv_heads, "context": point.context,
-    }  # fmt: skip
+        return [*map(asdict, self.rows), *self.others]
 
 
 def spoken(repeat: Mapping[str, float | None]) -> str:
     """One repeat in a line."""
     update = repeat.get("update_tokens_per_second")
     learned = f", update {update:,.0f} tokens/s" if update else ""
-    return f"rollout {repeat['rollout_tokens_per_second']:,.0f} tokens/s{learned}"
+    shares = [f"{part} {share:.3f}" for part in ("decode", "update") if (share := repeat.get(f"{part}_share"))]
+    near = f"; shares of the device's limits: {', '.join(shares)}" if shares else ""
+    return f"rollout {repeat['rollout_tokens_per_second']:,.0f} tokens/s{learned}{near}"
 
 
 # --- The game alone ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,10 @@ DTYPES = ("float32", "bfloat16")
 
 @dataclass(frozen=True)
 class Point:
-    """Games at once, tokens of a seat's stream at most, and a Llama's shape and number format."""
+    """Games at once, tokens of a seat's stream at most, and a Llama's shape and number format.
+
+    `inner`: width inside a layer's MLP; null for three times `width`. `vocab`: null for the tokenizer's.
+    """
 
     games: int
     context: int
@@ -18,10 +21,13 @@ class Point:
     heads: int
     kv_heads: int
     dtype: str = "float32"
+    inner: int | None = None
+    vocab: int | None = None
 
     def __post_init__(self) -> None:
         shape = f"width={self.width}, heads={self.heads}, kv_heads={self.kv_heads}"
         check_range(self, "points", "[1, inf)", "games", "context", "width", "layers", "heads", "kv_heads")
+        check_range(self, "points", "[1, inf), or null", "inner", "vocab")
         if self.width % (2 * self.heads):  # positions turn pairs of numbers
             raise UserError(f"points: {shape}: a head's share of the width must be an even number")
         if self.heads % self.kv_heads:
@@ -29,7 +35,8 @@ class Point:
         check_choices(self, "points", dtype=DTYPES)
 
     def __str__(self) -> str:
-        return f"{self.games} games, context {self.context}, width {self.width}, {self.dtype}"
+        words = f"{self.vocab} words, " if self.vocab else ""
+        return f"{self.games} games, context {self.context}, width {self.width}, {words}{self.dtype}"
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,9 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.points:
             raise UserError("points=[]: must name at least one")
+        for point in self.points:
+            if point.vocab is not None and point.vocab < self.vocab_size:
+                raise UserError(f"points: vocab={point.vocab}: must be at least vocab_size={self.vocab_size}")
         counts = ("vocab_size", "reply_tokens", "decode_steps", "repeats", "update_rows", "update_tokens")
         check_range(self, "", "[1, inf)", *counts, "baseline_rows", "random_games")
         check_range(self, "", "[0, inf); 0 for no baselines", "baseline_games")

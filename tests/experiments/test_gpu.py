@@ -9,8 +9,9 @@ import torch
 
 from experiments import gpu
 from experiments.bench import checks
+from experiments.bench.settings import Point
 from marl.common.errors import UserError
-from tests.composing import configure
+from tests.composing import configure, parsed
 
 CPU = torch.device("cpu")
 POINT = "{games: 2, context: 256, width: 32, layers: 1, heads: 2, kv_heads: 1}"
@@ -83,6 +84,7 @@ def test_a_failed_check_leaves_the_rest_unrun(
         "check: sampler and trainer": ("failed", "RuntimeError: no kernel image is available"),
         "check: bfloat16": ("unrun", "it has no bfloat16"),
         "speed: 2 games, context 256, width 32, float32": ("unrun", ""),
+        "speed: baselines": ("unrun", ""),
         "learning": ("unrun", ""),
     }
     assert "speeds and learning would mean nothing" in capsys.readouterr().out
@@ -102,6 +104,57 @@ def test_checks_count_only_on_the_machine_they_ran_on(tmp_path: Path, monkeypatc
     assert len(calls) == 1
     monkeypatch.setattr(gpu, "machine", lambda: {"hardware": "another card"})
     assert stages(tmp_path, *settings)["check: adapters"]["state"] == "ok" and len(calls) == 2
+
+
+class Machine:
+    """Stands for `timed`: notes the widths that a benchmark is asked for, and writes rows up to one that `ends` it."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[int]] = []
+        self.ends: dict[int, str] = {}  # by width
+        self.rows: list[dict[str, Any]] = []
+
+    def __call__(self, command: list[str], seconds: float) -> dict[str, Any]:
+        if command[0] != "experiments.benchmark":
+            return {"state": "ok", "said": ""}
+        given = {each.key_or_group: each.value() for each in map(parsed, command[1:])}
+        points = [vars(Point(**{str(k): v for k, v in point.items()})) for point in given["points"]]
+        self.asked.append([point["width"] for point in points])
+        for point in points:
+            if end := self.ends.get(point["width"]):
+                return {"state": end, "said": "here"}
+            for engine in ["ours"] if not given["baseline_games"] else ["ours", "generate", "TRL"]:
+                found, skipped = (
+                    ([], "not installed") if engine == "TRL" else ([{"rollout_tokens_per_second": 7.0}], "")
+                )
+                self.rows.append({"engine": engine, "point": point, "repeats": found, "skipped": skipped})
+            path = Path(given["out"]) / "benchmark.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps({"rows": self.rows}))
+        return {"state": "ok", "said": ""}
+
+
+def test_a_point_that_fails_or_is_cut_off_starves_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine()
+    monkeypatch.setattr(gpu, "timed", machine)
+    points = ", ".join(POINT.replace("32", width) for width in ("32", "64", "96", "128"))
+    asked = ("checks=[]", f"points=[{points}]", "baseline_games=1")
+
+    def states() -> list[tuple[str, str]]:
+        return [(each["state"], each["said"]) for each in stages(tmp_path, *asked).values()]
+
+    fine, unrun = ("ok", "ours: rollout 7 tokens/s"), ("unrun", "")
+    machine.ends = {32: "cut off"}  # as if all time had gone there
+    assert states()[:4] == [("cut off", "here"), unrun, unrun, unrun]
+    machine.ends = {96: "failed", 32: "cut off"}
+    assert states()[:4] == [("cut off", "here"), fine, ("failed", "here"), fine]
+    machine.ends = {}
+    beside = ("unrun", "ours: rollout 7 tokens/s; generate: rollout 7 tokens/s; TRL: not installed")
+    assert states() == [fine, fine, fine, fine, beside, ("ok", "")]
+    assert [each for each in machine.asked if len(each) > 1 or each != [32]] == [
+        [32, 64, 96, 128], [64, 96, 128, 32], [128, 32], [32, 96]
+    ]  # fmt: skip
+    assert states()[4] == beside and machine.asked[-2:] == [[32], [32]]  # nothing but the baselines is asked for again
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from experiments import benchmark
 from experiments.bench import measure
 from experiments.bench.baselines import GenerateAgent, has_trl, trl_iteration
 from experiments.bench.figures import figure_of, table
+from experiments.bench.limits import Limits
 from experiments.bench.measure import Bench, Row, game_alone
 from experiments.bench.settings import Point, Settings
 from experiments.setup.config import make, plain
@@ -28,6 +29,8 @@ from marl.rollout.seeds import draw_games
 from marl.types import Kind
 from tests.composing import configure
 
+POINT = "{games: 2, context: 256, width: 32, layers: 1, heads: 2, kv_heads: 1}"
+LIMITS = Limits(bytes_per_second=1e9, flops={"float32": 1e9, "bfloat16": 2e9})
 ENVS: dict[str, dict[str, Any]] = {
     "among_us": {"game": "among_us", "style": "compact", "players": 4, "max_steps": 30},
     "dond": {"game": "dond", "style": "compact", "max_entries": 12},
@@ -45,6 +48,11 @@ def run(*overrides: str) -> dict[str, Any]:
 def settings_of(*overrides: str) -> Settings:
     given = plain(configure("benchmark", *overrides))
     return make(Settings, {k: v for k, v in given.items() if k in Settings.__dataclass_fields__}, "benchmark")
+
+
+def bench_of(policy: tuple[str, Policy], *overrides: str) -> Bench:
+    game, model = policy
+    return Bench(ENVS[game], settings_of(*overrides), torch.device("cpu"), model.tokens, LIMITS)
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +77,8 @@ def test_everything_is_measured(found: dict[str, Any]) -> None:
             assert repeat["rollout_tokens_per_second"] > repeat["games_per_second"] > 0
             assert 0 < repeat["mean_stream"] <= row["point"]["context"] and repeat["peak_bytes"] >= 0
             assert ("update_tokens_per_second" in repeat) == (row["engine"] == "ours")  # `generate` learns nothing
+            for share in ("update_share", "decode_share"):
+                assert (repeat.get(share, 0) > 0) == (row["engine"] == "ours")
     trl = found["rows"][4]
     assert bool(trl["repeats"]) == has_trl() != bool(trl["skipped"])
     assert trl["repeats"] or "pip install -e '.[bench]' -c constraints.txt" in trl["skipped"]
@@ -83,9 +93,85 @@ def test_a_figure_is_the_median_of_the_repeats_with_its_spread() -> None:
     assert figure_of(row, "update_tokens_per_second") is None and figure_of({"repeats": []}, "peak_bytes") is None
 
 
+@pytest.mark.parametrize("decode_steps", [1, 8])
+def test_shares_of_the_limits_are_as_computed_by_hand(
+    policy: tuple[str, Policy], decode_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert LIMITS.update_share(parameters=100, tokens_per_second=5e5, dtype="float32") == 0.3
+    assert LIMITS.update_share(parameters=100, tokens_per_second=5e5, dtype="bfloat16") == 0.15
+    assert LIMITS.decode_share(weights=300, cache=200, passes_per_second=1e6) == 0.5
+
+    def two_seconds(call: Any, device: torch.device) -> float:
+        call()
+        return 2.0
+
+    monkeypatch.setattr(measure, "clocked", two_seconds)
+    bench = bench_of(policy, "bench=quick", f"points=[{POINT}]", f"decode_steps={decode_steps}")
+    point = bench.settings.points[0]
+    model = Policy(tiny_lm(**bench.shape(point)), bench.tokens).eval()
+    agent = ModelAgent("ours", model, slots=5, context=point.context)
+    found = bench.decode(agent, point)
+    assert found["decode_passes_per_second"] == 32 / 2.0
+    # Numbers a layer: queries and output of 32 x 32, keys and values of 32 x 16, an MLP of 3 * 32 x 96, two norms.
+    weights = 4 * (32 * bench.tokens.size + 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 96 + 2 * 32 + 32)
+    cache = 2 * 128 * (2 * 16 * 4)  # streams, tokens of each, bytes of a token's key and value
+    assert found["decode_share"] == (weights + cache) * 16 / 1e9
+
+
+def test_what_was_cut_off_goes_on_with_the_row_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    most = 1
+
+    def take(self: Bench, engine: str, point: Point) -> dict[str, float | None]:
+        if point.games > 1:  # else a first game that is not counted
+            if len(taken) == most:
+                raise KeyboardInterrupt
+            taken.append(point.width)
+        return {"rollout_tokens_per_second": 1.0, "update_tokens_per_second": 1.0}
+
+    monkeypatch.setattr(Bench, "take", take)
+    monkeypatch.setattr(benchmark, "measure_limits", lambda device, dtypes: LIMITS)
+    other = POINT.replace("32", "64")
+    asked = ["baseline_games=0", f"out={tmp_path}"]
+    with pytest.raises(KeyboardInterrupt):
+        run(*asked, f"points=[{POINT},{other}]")
+    rows = json.loads((tmp_path / "benchmark.json").read_text())["rows"]
+    assert [len(row["repeats"]) for row in rows] == [1, 0] and taken == [32]
+    taken.clear()
+    most = 9
+    assert [len(row["repeats"]) for row in run(*asked, f"points=[{POINT},{other}]")["rows"]] == [1, 1]
+    assert taken == [64]
+    more = POINT.replace("32", "96")
+    rows = run(*asked, f"points=[{more}]")["rows"]
+    assert [row["point"]["width"] for row in rows] == [96, 32, 64] and taken == [64, 96]  # the others are kept
+    monkeypatch.setattr(benchmark, "git_commit", lambda: "another")
+    assert len(run(*asked, f"points=[{POINT}]")["rows"]) == 1 and taken == [64, 96, 32]
+
+
+def test_what_was_measured_with_other_settings_does_not_count(tmp_path: Path) -> None:
+    about: dict[str, Any] = {
+        "env": {}, "device": "cpu", "deterministic": False, "settings": {"update_rows": 4, "repeats": 1},
+        "hardware": {}, "versions": {"torch": "2", "trl": "1"}, "git_commit": "a",
+    }  # fmt: skip
+    rows = [{"engine": "ours"}, {"engine": "TRL"}]
+    path = tmp_path / "benchmark.json"
+    assert benchmark.measured_before(path, about) == {}
+    path.write_text(json.dumps({**about, "rows": rows, "limits": {}, "game_alone": {}}))
+    assert benchmark.measured_before(path, {**about, "settings": {"update_rows": 4, "repeats": 3}})["rows"] == rows
+    assert benchmark.measured_before(path, {**about, "versions": {"torch": "2"}})["rows"] == rows[:1]
+    for name in ("env", "hardware", "settings", "versions"):
+        assert benchmark.measured_before(path, {**about, name: {"update_rows": 8}}) == {}, name
+    for name in ("device", "deterministic", "git_commit"):
+        assert benchmark.measured_before(path, {**about, name: "other"}) == {}, name
+
+
+def test_the_first_point_for_a_gpu_is_smollm2(policy: tuple[str, Policy]) -> None:
+    row = bench_of(policy, "bench=gpu").rows[0]
+    assert row.parameters == 134_515_008  # as on the model's card
+
+
 def test_a_point_without_room_is_left_out(monkeypatch: pytest.MonkeyPatch, policy: tuple[str, Policy]) -> None:
-    game, model = policy
-    bench = Bench(ENVS[game], settings_of("bench=quick"), torch.device("cpu"), model.tokens)
+    bench = bench_of(policy, "bench=quick")
     assert bench.lacking(bench.rows[0]) == ""
     monkeypatch.setattr("marl.decoding.memory.free_memory", lambda device: 1_000)
     assert bench.lacking(bench.rows[0]).startswith("Not enough memory: even games=1 needs")
@@ -96,8 +182,7 @@ def test_a_point_without_room_is_left_out(monkeypatch: pytest.MonkeyPatch, polic
 
 
 def test_memory_that_runs_out_ends_one_row(monkeypatch: pytest.MonkeyPatch, policy: tuple[str, Policy]) -> None:
-    game, model = policy
-    bench = Bench(ENVS[game], settings_of("bench=quick"), torch.device("cpu"), model.tokens)
+    bench = bench_of(policy, "bench=quick")
     bench.rows = bench.rows[:1] + bench.rows[2:3]
 
     def take(self: Bench, engine: str, point: Point) -> dict[str, float | None]:
@@ -186,7 +271,7 @@ def test_shipped_points_are_models(bench: str) -> None:
     assert settings.points[0].dtype == "float32" and len(set(settings.points)) == len(settings.points)
     assert any(point.dtype == "bfloat16" for point in settings.points)
     for point in settings.points:
-        assert point.width // point.heads <= 128 and measure.shape(point)["hidden_size"] == point.width
+        assert point.width // point.heads <= 128
         assert Row("ours", point, 1).skipped == ""
 
 
@@ -202,6 +287,7 @@ def test_shipped_points_are_models(bench: str) -> None:
             "points=[{games: 1, context: 9, width: 8, layers: 1, heads: 1, kv_heads: 1, dtype: half}]",
             "dtype=half: must be one of float32, bfloat16",
         ),
+        (f"points=[{POINT.replace('}', ', vocab: 500}')}]", "vocab=500: must be at least vocab_size=1024"),
         ("vocab_size=many", "vocab_size=many: must be a whole number"),
     ],
 )
