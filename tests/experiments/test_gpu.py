@@ -124,10 +124,9 @@ class Machine:
             if end := self.ends.get(point["width"]):
                 return {"state": end, "said": "here"}
             for engine in ["ours"] if not given["baseline_games"] else ["ours", "generate", "TRL"]:
-                found, skipped = (
-                    ([], "not installed") if engine == "TRL" else ([{"rollout_tokens_per_second": 7.0}], "")
-                )
-                self.rows.append({"engine": engine, "point": point, "repeats": found, "skipped": skipped})
+                skipped = "not installed" if engine == "TRL" else ""
+                repeats = [] if skipped else [{"rollout_tokens_per_second": 7.0}]
+                self.rows.append({"engine": engine, "point": point, "repeats": repeats, "skipped": skipped})
             path = Path(given["out"]) / "benchmark.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps({"rows": self.rows}))
