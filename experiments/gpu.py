@@ -59,11 +59,11 @@ def main(cfg: DictConfig) -> None:
         return 60 * (given["minutes"] - kept) - (time.monotonic() - began)
 
     # Run, and write after each stage.
-    stages = read(out / "gpu.json", machine())
+    earlier = read(out / "gpu.json", machine())
     checks = [f"check: {name}" for name in wanted]
     baselines = [BASELINES] if points and given["baseline_games"] else []
-    for name in (*checks, *map(speed, points), *baselines, LEARNING):
-        stages.setdefault(name, {"state": UNRUN, "said": ""})
+    names = (*checks, *map(speed, points), *baselines, LEARNING)
+    stages = {name: earlier.pop(name, {"state": UNRUN, "said": ""}) for name in names} | earlier
     for name in checks:
         if stages[name]["state"] != OK:
             note(out, stages, name, checked(name.removeprefix("check: "), device))

@@ -136,11 +136,13 @@ class Machine:
 def test_a_point_that_fails_or_is_cut_off_starves_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine()
     monkeypatch.setattr(gpu, "timed", machine)
-    points = ", ".join(POINT.replace("32", width) for width in ("32", "64", "96", "128"))
-    asked = ("checks=[]", f"points=[{points}]", "baseline_games=1")
+    widths = ("32", "64", "96", "128")
+    asked = ("checks=[]", f"points=[{', '.join(POINT.replace('32', width) for width in widths)}]", "baseline_games=1")
+    names = [*(f"speed: 2 games, context 256, width {width}, float32" for width in widths), gpu.BASELINES, "learning"]
 
     def states() -> list[tuple[str, str]]:
-        return [(each["state"], each["said"]) for each in stages(tmp_path, *asked).values()]
+        found = stages(tmp_path, *asked)
+        return [(found[name]["state"], found[name]["said"]) for name in names]
 
     fine, unrun = ("ok", "ours: rollout 7 tokens/s"), ("unrun", "")
     machine.ends = {32: "cut off"}  # as if all time had gone there
