@@ -14,7 +14,7 @@ from matplotlib.path import Path as Curve
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("envs", "marl", "experiments")
-TOP = ["commands", "studies", "bench", "setup", "launch"]  # of experiments, then of marl
+TOP = ["commands", "studies", "bench", "webapp", "setup", "launch"]  # of experiments, then of marl
 MIDDLE = ["api", "report", "algorithms", "intents", "pretraining", "metrics", "storage", "learning", "rollout"]
 ORDER = [*TOP, *MIDDLE, "planning", "agents", "losses", "rewards", "decoding", "model", "common", "types", "envs"]
 

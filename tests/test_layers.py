@@ -1,6 +1,7 @@
 """Imports run one way: envs <- marl <- experiments, and inside marl from the top of a list downward."""
 
 import ast
+import runpy
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -99,6 +100,11 @@ def test_terms_do_not_know_one_another() -> None:
         for path in sources(f"marl/{folder}"):
             named = {name.split(".")[2] for name in imported(path) if name.startswith(f"marl.{folder}.")}
             assert not named & terms, f"marl/{folder}/{path.name} imports {named & terms}"
+
+
+def test_every_room_is_drawn() -> None:
+    rooms = {path.parent.name for package in ("marl", "experiments") for path in ROOT.glob(f"{package}/*/__init__.py")}
+    assert len(rooms) > 15 and rooms <= set(runpy.run_path(str(ROOT / "docs/draw_rooms.py"))["ORDER"])
 
 
 def test_no_file_is_too_long() -> None:
