@@ -107,8 +107,15 @@ def test_every_room_is_drawn() -> None:
     assert len(rooms) > 15 and rooms <= set(runpy.run_path(str(ROOT / "docs/draw_rooms.py"))["ORDER"])
 
 
+def test_launchers_are_known_by_public_names() -> None:
+    """Private modules of Hydra and its launchers change from one version to the next."""
+    paths = [path for package in ("envs", "marl", "experiments") for path in sources(package)]
+    names = [name for path in paths for name in imported(path) if name.startswith(("hydra", "joblib", "submitit"))]
+    assert len(names) > 5 and [name for name in names if "._" in name] == []
+
+
 def test_no_file_is_too_long() -> None:
-    every = [path for package in ("envs", "marl", "experiments") for path in sources(package)]
+    every = [path for package in ("envs", "marl", "experiments", "tests") for path in sources(package)]
     assert [name_of(p) for p in every if len(p.read_text(encoding="utf-8").splitlines()) > LONGEST] == []
 
 
