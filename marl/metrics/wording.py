@@ -141,8 +141,8 @@ HEADLINE_OF_OTHERS = (
 # Published names of arms in Among Us, and Diplomacy's, by preset of `ablation` (Sarkar et al. 2025: RL, Listening,
 # Speaking). Mute: RL where nobody may speak.
 ARMS = {
-    "listening_only": "L", "speaking_only": "S", "listening_speaking": "L+S", "game_only": "RL", "no_listening": "RL+S",
-    "no_speaking": "RL+L", "full": "RL+L+S", "mute": "mute",
+    "listening_only": "L", "game_only": "RL", "no_listening": "RL+S", "no_speaking": "RL+L", "full": "RL+L+S",
+    "mute": "mute",
 }  # fmt: skip
 MUTE = ARMS["mute"]
 

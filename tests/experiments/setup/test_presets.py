@@ -22,13 +22,6 @@ WITHOUT_RL = {"reward.game.weight": 0.0} | {
 }
 
 
-NO_GAME = {
-    **{name: value for name, value in WITHOUT_RL.items() if name != "loss.policy.weight"},
-    "loss.policy.choice": 0.0,
-    "algo.credit.speech": "separate_only",
-}
-
-
 PRESETS: dict[str, dict[str, Any]] = {
     "full": {},
     "none": {},
@@ -38,8 +31,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "no_imitation": {"loss.imitation.weight": 0.0},
     "reward_only": {"reward.speaking.weight": 0.0, "loss.listening.weight": 0.0, "loss.imitation.weight": 0.0},
     "listening_only": {**SPEAKING, **WITHOUT_RL},
-    "speaking_only": {**LISTENING, **NO_GAME},
-    "listening_speaking": NO_GAME,
 }
 
 
@@ -56,7 +47,7 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     [
         *((preset, "among_us_ablation") for preset in PRESETS),
         ("game_only", "none"),
-        ("speaking_only", "dond_ablation"),
+        ("listening_only", "dond_ablation"),
         *(
             pytest.param(preset, "diplomacy_press", marks=PACKAGE)
             for preset in ("full", "no_speaking", "no_listening", "game_only")
@@ -188,7 +179,7 @@ def test_arms_near_people_differ_in_their_learner_and_its_strength_alone() -> No
     assert kept["kl"].weight == 0.1 and kept.keys() == {"kl", "imitation", "listening", "world_model"}
 
 
-PROMISING = ("game_only", "reward_only", "listening_only", "speaking_only", "listening_speaking")
+PROMISING = ("game_only", "reward_only", "listening_only")
 OWN = "loss.own={_target_: marl.losses.claim.ClaimLoss, weight: 5.0}"
 PAID = "reward.own={_target_: anywhere.Paid}"  # the weight is the default of its class
 
