@@ -115,7 +115,7 @@ class Study:
             check_choices(arm, f"arms.{name}", start=STARTS)
         anchor = {name: value for name, value in own["anchor"].items() if name != "games"}
         study = Study(
-            game_of(map_name, own["years"]), seeds, own["width"],
+            make_game(map_name, own["years"]), seeds, own["width"],
             make(LookaheadConfig, {**anchor, "iterations": 1, "games": 1, "proposal_weight": 1.0}, "anchor"),
             own["anchor"]["games"], make(LookaheadConfig, own["train"], "train"), own["every"], arms, bots,
             own["search"], own["games"], folder or Path(out or ".") / digest({**own, "format": FORMAT}), own,
@@ -165,7 +165,7 @@ class Study:
 
 
 @functools.cache
-def game_of(map_name: str, years: int) -> Pure | Duel:
+def make_game(map_name: str, years: int) -> Pure | Duel:
     """A map as arrays, made once: one for two takes half a second.
 
     UserError where it needs the package of the game, and that is missing.

@@ -25,12 +25,14 @@ from omegaconf import DictConfig
 from experiments.launch.command import command
 from experiments.launch.terminal import say
 from experiments.setup.refusals import say_refusals
-from experiments.setup.select import add_cards
 from experiments.setup.spec import PlaySpec, play_spec
 from experiments.studies.cells import Workspace, begin
 from experiments.studies.talkers import (
+    BY_ROLE,
     REFUSED,
     Figures,
+    SeedModels,
+    SeedTables,
     card,
     draw_panels,
     kept,
@@ -38,12 +40,10 @@ from experiments.studies.talkers import (
     publish,
     refused,
     save_player,
-    say_arms,
-    table_row,
 )
 from marl.agents.base import Agent
 from marl.agents.model import model_agent, room
-from marl.common.errors import UserError, check_count, check_temperature
+from marl.common.errors import UserError, check_count, check_counts, check_temperature
 from marl.common.files import digest, read_json, reading_kept, write_json
 from marl.intents.agent import ACTION, DIALOGUE, CiceroConfig, Parts
 from marl.intents.among_us import SKIP, Intent, accused_outright, mentioned
@@ -52,8 +52,8 @@ from marl.intents.among_us_training import action_model, dialogue_model, intents
 from marl.intents.among_us_votes import Annotated, annotate
 from marl.intents.filters import CORRESPONDENCE, REPETITION, VALUE
 from marl.intents.training import kept_policy
-from marl.metrics.stats import Interval, bootstrap_mean, paired_difference, rate, seed_mean
-from marl.metrics.tables import TableRow, read_table, write_csv, write_table
+from marl.metrics.stats import Interval, bootstrap_mean, paired_difference, rate
+from marl.metrics.tables import TableRow, write_csv
 from marl.model.policy import Policy
 from marl.pretraining.config import Lesson
 from marl.report.transcripts import write_episodes
@@ -88,19 +88,12 @@ WON = "game/win_rate/crewmates"
 
 
 @dataclass(frozen=True)
-class Made:
+class Made(SeedModels):
     """The models of a seed, and the scripted games that are measured."""
 
-    seed: int
-    env: Mapping[str, Any]
     action: Policy
     dialogue: Policy
-    folders: Mapping[str, Path]
     tested: Callable[[], tuple[list[Episode], list[Annotated]]]
-
-    @property
-    def models(self) -> dict[str, str]:
-        return {name: folder_digest(folder) for name, folder in self.folders.items()}
 
 
 @command("among_us_intents")
@@ -108,7 +101,7 @@ def main(cfg: DictConfig) -> None:
     """Makes what is not made yet, measures, and tabulates."""
     check(cfg)
     spec, place = play_spec(cfg), begin(cfg)
-    found: dict[tuple[str, str], list[Interval]] = {}
+    tables = SeedTables(place.out, draw)
     for seed in cfg.seeds:
         made = make_models(seed, cfg, spec, place)
         save_player(Path(cfg.runs) / f"among-us-intents-s{seed}", made.folders, seed)
@@ -121,15 +114,8 @@ def main(cfg: DictConfig) -> None:
             f"among-us-intents-s{seed}", seed, made.models, figures, arm="intents", command="among_us_intents.py",
             games=cfg.imposter_games,
         )  # fmt: skip
-        add_cards([line], place.out)
-        for key, each in figures.items():
-            found.setdefault(key, []).append(each)
-        rows = [row_of(*key, each) for key, each in found.items()]
-        headline = [row for row in rows if not row.arm.startswith("by role")]
-        write_table(place.out / "table.csv", headline)
-        write_table(place.out / "roles.csv", [row for row in rows if row.arm.startswith("by role")])
-        draw(read_table(place.out / "table.csv"), place.out / "figure.svg")  # as `report data=` draws it
-    say_arms(rows, place.out)
+        tables.add(line, figures)
+    tables.say()
 
 
 def check(cfg: DictConfig) -> None:
@@ -142,8 +128,7 @@ def check(cfg: DictConfig) -> None:
     check_temperature(cfg.temperature, "temperature")
     for seed in cfg.seeds:
         check_count(seed, "seeds", 0)
-    for name in ("epochs", "tested", "control", "crew_games", "imposter_games", "concurrency"):
-        check_count(cfg[name], name)
+    check_counts(cfg, ("epochs", "tested", "control", "crew_games", "imposter_games", "concurrency"))
 
 
 # --- Models -----------------------------------------------------------------------------------------------------------
@@ -180,7 +165,7 @@ def make_models(seed: int, cfg: DictConfig, spec: PlaySpec, place: Workspace) ->
         games = scripted_games(env, action.tokens, base, TEST, cfg.tested)
         return games, annotate(action, games)
 
-    return Made(seed, env, action, dialogue, {ACTION: folder, DIALOGUE: talks}, tested)
+    return Made(seed, env, {ACTION: folder, DIALOGUE: talks}, action, dialogue, tested)
 
 
 # --- Words ------------------------------------------------------------------------------------------------------------
@@ -207,7 +192,7 @@ def words(made: Made, cfg: DictConfig, drawn: Path) -> Figures:
             among = [each for each in certain if role in ("", each.role)]
             if among:
                 right = share([read(e) == accused_outright(e.turn.message) for e in among], [e.seed for e in among])
-                figures[f"by role: {arm}, {role}s" if role else arm, "intent/correspondence"] = right
+                figures[f"{BY_ROLE}: {arm}, {role}s" if role else arm, "intent/correspondence"] = right
         others = [each for each in annotated if mentioned(each.turn.message)]
         if others:
             same = share([read(e) == mentioned(e.turn.message) for e in others], [e.seed for e in others])
@@ -325,15 +310,7 @@ def games_of(
     return {"games": games, "counts": dict(planner.counts) if planner else {}}
 
 
-# --- Tables and figure ------------------------------------------------------------------------------------------------
-def row_of(arm: str, metric: str, found: Sequence[Interval]) -> TableRow:
-    """One line of the table; differences of shares may be negative."""
-    if " - " not in arm:
-        return table_row(arm, metric, found)
-    each = found[0] if len(found) == 1 else seed_mean([one.mean for one in found])
-    return TableRow(arm, metric, each.mean, each.low, each.high, len(found), sum(one.n for one in found))
-
-
+# --- Figure -----------------------------------------------------------------------------------------------------------
 def draw(rows: Sequence[TableRow], path: Path) -> None:
     """Draws correspondence, control, and win rates by who plans."""
     won = [row for row in rows if row.metric == WON and " - " not in row.arm]

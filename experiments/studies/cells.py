@@ -92,7 +92,7 @@ def claimed(path: Path) -> Iterator[bool]:
             return
 
 
-def with_room(limits: Limits, caches: Sequence[Slots], device: torch.device) -> Limits:
+def lower_concurrency(limits: Limits, caches: Sequence[Slots], device: torch.device) -> Limits:
     """Lowers `concurrency` to what fits into memory, and says so. UserError if not even one game fits."""
     fit = check_memory(
         caches, 0, concurrency=limits.at_once, setting="concurrency", context=limits.context, device=device

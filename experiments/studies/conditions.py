@@ -44,7 +44,7 @@ from experiments.setup.players import (
 from experiments.setup.refusals import say_refusals
 from experiments.setup.select import selected, write_cards
 from experiments.setup.stages import Stage, base_folder, end_of, stages_of
-from experiments.studies.cells import Workspace, begin, check_play, compute, with_room
+from experiments.studies.cells import Workspace, begin, check_play, compute, lower_concurrency
 from experiments.studies.conditions_tables import published_points, read_played, tabulate, write_played
 from marl.agents.chat import CHAT
 from marl.agents.dubbed import SILENCE, Alias, Dubbed
@@ -430,7 +430,7 @@ def play(cell: Cell, cfg: DictConfig, load: Callable[[Stage], Policy], workspace
     ]
     if cell.planner:  # plans are weighed with slots of their own
         caches += [Slots.of(policy.lm.config, limits.context, 0, SLOTS) for policy in learners.values()]
-    limits = with_room(limits, caches, device)
+    limits = lower_concurrency(limits, caches, device)
 
     stand_ins = {name: (name if i else TRAINED, policy) for i, (name, policy) in enumerate(learners.items())}
     agents = seat_players(seating, table, trained_in, base, limits, temperature, stand_ins, strangers=True)

@@ -29,7 +29,7 @@ from experiments.setup.devices import check_bf16
 from experiments.setup.players import caches_of, style_of, told_in, told_of
 from experiments.setup.select import selected
 from experiments.setup.stages import Stage, base_folder, stages_of
-from experiments.studies.cells import Workspace, begin, check_play, compute, with_room
+from experiments.studies.cells import Workspace, begin, check_play, compute, lower_concurrency
 from experiments.studies.iterations import (
     by_iteration,
     evaluated_game,
@@ -211,7 +211,7 @@ def measure(subject: Subject, cfg: DictConfig, workspace: Workspace) -> Metrics:
     told = told_in(algo)
     how = (told.get("cicero", CiceroConfig()), Path(told["intents"]) if told else None)
     caches = caches_of(SPEAKER, policy.lm.config, limits.context, 2, *how, bf16=cfg.bf16)
-    limits = with_room(limits, caches, workspace.device)
+    limits = lower_concurrency(limits, caches, workspace.device)
     agent = model_agent(SPEAKER, policy, limits, 2, temperature)
     if told:
         agent = told_agent(SPEAKER, policy, limits, 2, temperature, Path(told["intents"]), told["cicero"])

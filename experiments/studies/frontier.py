@@ -36,7 +36,7 @@ from experiments.setup.config import make
 from experiments.setup.players import policy_folder, run_policy
 from experiments.setup.select import add_cards, card_line, selected, write_cards
 from experiments.setup.spec import PlaySpec, play_spec
-from experiments.studies.cells import begin, check_play, compute, with_room
+from experiments.studies.cells import begin, check_play, compute, lower_concurrency
 from experiments.studies.talkers import limits_of
 from marl.agents.base import Agent
 from marl.agents.model import model_agent
@@ -138,7 +138,7 @@ def main(cfg: DictConfig) -> None:
     assert folder is not None
     slots = Slots.of(base.lm.config, parts.algo.context, 2, SLOTS)  # one who plans against another of its size
     limits = replace(parts.algo, games=cfg.games, concurrency=cfg.concurrency)
-    parts = replace(parts, algo=with_room(limits, [slots], workspace.device))
+    parts = replace(parts, algo=lower_concurrency(limits, [slots], workspace.device))
     anchor = Entrant(ANCHOR, 0, base, folder, folder_digest(folder), planners)
     entrants = [anchor, *compared(cfg, base, folder, workspace.device)]
     games = {objective: {**parts.env, "objective": objective, "split": "test"} for objective in cfg.objectives}

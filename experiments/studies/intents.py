@@ -26,7 +26,6 @@ from experiments.launch.command import command
 from experiments.launch.terminal import say
 from experiments.setup.players import text_agent
 from experiments.setup.refusals import say_refusals
-from experiments.setup.select import add_cards
 from experiments.setup.spec import PlaySpec, play_spec
 from experiments.studies.cells import Workspace, begin, check_play
 from experiments.studies.intents_models import Made, make_models, read_views, stand_in
@@ -34,6 +33,7 @@ from experiments.studies.talkers import (
     HEADS,
     REFUSED,
     Figures,
+    SeedTables,
     card,
     draw_panels,
     kept,
@@ -41,12 +41,10 @@ from experiments.studies.talkers import (
     publish,
     refused,
     save_player,
-    say_arms,
-    table_row,
 )
 from marl.agents.base import Agent
 from marl.agents.model import PlayConfig, model_agent, room
-from marl.common.errors import UserError, check_count, check_temperature
+from marl.common.errors import UserError, check_count, check_counts, check_temperature
 from marl.common.files import digest, read_json, reading_kept, write_json
 from marl.intents.agent import ACTION, DIALOGUE, NONSENSE, CiceroAgent, CiceroConfig, Parts
 from marl.intents.annotate import correspondence, named_items
@@ -68,13 +66,12 @@ from marl.intents.streams import ARMS, FORM
 from marl.intents.training import read_in
 from marl.metrics.drift import likelihood, retold
 from marl.metrics.stats import Interval, Metrics, bootstrap_mean, bootstrap_ratio, rate
-from marl.metrics.tables import TableRow, read_table, write_csv, write_table
+from marl.metrics.tables import TableRow, write_csv
 from marl.report.transcripts import write_episodes
 from marl.rollout.cast import alternating
 from marl.rollout.games import env_maker
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import EVALUATION, draw_games
-from marl.storage.checkpoint import folder_digest
 
 ABLATIONS: Mapping[str, Mapping[str, Any]] = {  # what is switched on beside the plan; `filters` off unless named
     "no intents": {},
@@ -105,28 +102,21 @@ def main(cfg: DictConfig) -> None:
     data = str(cfg.data.dond) if cfg.data.dond else stand_in(cfg, spec, place)
     if cfg.games:
         check_messages(data)
-    found: dict[tuple[str, str], list[Interval]] = {}
+    tables = SeedTables(place.out, draw)
     for seed in cfg.seeds:
         made = make_models(seed, data, cfg, spec, place)
         figures = {(called(a, cfg), called(m, cfg)): each for (a, m), each in of_seed(made, cfg, spec, place).items()}
-        models = {name: folder_digest(folder) for name, folder in made.folders.items()}
         line = card(
-            f"intents-s{seed}", seed, models, figures, arm="intents", command="intents.py", games=cfg.games,
+            f"intents-s{seed}", seed, made.models, figures, arm="intents", command="intents.py", games=cfg.games,
         )  # fmt: skip
-        add_cards([line if cfg.data.dond else {**line, "data": "scripted dialogues"}], place.out)
-        for key, each in figures.items():
-            if key[0] != NAIVE or seed == cfg.seeds[0]:
-                found.setdefault(key, []).append(each)
-        rows = [table_row(*key, each) for key, each in found.items()]  # after each seed: it may be the last one today
-        write_table(place.out / "table.csv", rows)
-        draw(read_table(place.out / "table.csv"), place.out / "figure.svg")  # as `report data=` draws it
-    say_arms(rows, place.out)
+        line |= {} if cfg.data.dond else {"data": "scripted dialogues"}
+        tables.add(line, {key: each for key, each in figures.items() if key[0] != NAIVE or seed == cfg.seeds[0]})
+    tables.say()
 
 
 def of_seed(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Figures:
     """All figures of one seed, of which each part is measured once and kept."""
-    models = {name: folder_digest(folder) for name, folder in made.folders.items()}
-    about = {"models": models, "split": cfg.split, **read_in(made.env, spec.base)}
+    about = {"models": made.models, "split": cfg.split, **read_in(made.env, spec.base)}
     ensemble, figures = None, {}
     if cfg.games:
         spoil = {"nonsense": dict(cfg.nonsense), "rate": cfg.filter_rate, **about}
@@ -175,10 +165,8 @@ def check(cfg: DictConfig) -> None:
     check_temperature(cfg.temperature, "temperature")
     for seed in cfg.seeds:
         check_count(seed, "seeds", 0)
-    for name in ("action_epochs", "epochs"):
-        check_count(cfg[name], name, 0)
-    for name in ("rounds", "own_epochs", "control", "scripted_games"):
-        check_count(cfg[name], name)
+    check_counts(cfg, ("action_epochs", "epochs"), 0)
+    check_counts(cfg, ("rounds", "own_epochs", "control", "scripted_games"))
     Lessons(**dict(cfg.lessons))
 
 
@@ -399,13 +387,12 @@ def played_by(
     made: Made, arm: str, partner: str, cicero: CiceroConfig, cfg: DictConfig, limits: PlayConfig
 ) -> dict[str, Any]:
     """All that decides these games."""
-    models = {name: folder_digest(folder) for name, folder in made.folders.items()}
     on = asdict(switched(cicero, ABLATIONS[arm])) if arm in ABLATIONS else {}
     play_ = {name: cfg[name] for name in ("games", "seed", "temperature", "concurrency")}
     play_ |= limits_of(limits)
     if on.get("nonsense"):
         play_["nonsense"] = dict(cfg.nonsense)  # what the ensemble learned from, beside the action model
-    return {"models": models, "arm": arm, "partner": partner, "cicero": on, "env": dict(made.env), **play_}
+    return {"models": made.models, "arm": arm, "partner": partner, "cicero": on, "env": dict(made.env), **play_}
 
 
 def people(made: Made, name: str, limits: PlayConfig, temperature: float) -> Agent:

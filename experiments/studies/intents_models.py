@@ -11,6 +11,7 @@ from envs.human_dond import read_split
 from experiments.launch.terminal import say
 from experiments.setup.spec import PlaySpec
 from experiments.studies.cells import Workspace
+from experiments.studies.talkers import SeedModels
 from marl.common.errors import UserError
 from marl.common.files import digest
 from marl.intents.agent import ACTION
@@ -25,17 +26,14 @@ ROUND = 1000  # between the seeds of two rounds
 
 
 @dataclass(frozen=True)
-class Made:
+class Made(SeedModels):
     """The models and annotations of one seed."""
 
-    seed: int
-    env: Mapping[str, Any]  # of the measured games
     data: str
     action: Policy
     views: list[Any]  # of the measured split
     intents: dict[int, list[Intent]]
     dialogue: Mapping[str, Policy]  # by arm
-    folders: Mapping[str, Path]
 
 
 def read_views(data: str, split: Any) -> list[Any]:
@@ -114,4 +112,4 @@ def make_models(seed: int, data: str, cfg: DictConfig, spec: PlaySpec, place: Wo
         )
     for each in (models, folders):
         each.pop(MIXED, None)
-    return Made(seed, {**spec.env, "split": "test"}, data, action, views, intents, models, folders)
+    return Made(seed, {**spec.env, "split": "test"}, folders, data, action, views, intents, models)

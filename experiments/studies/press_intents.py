@@ -30,11 +30,12 @@ from experiments.launch.command import command
 from experiments.launch.terminal import say
 from experiments.setup.entrants import configured_base
 from experiments.setup.refusals import say_refusals
-from experiments.setup.select import add_cards
 from experiments.setup.spec import PlaySpec, play_spec
 from experiments.studies.cells import Workspace, begin, check_play
 from experiments.studies.talkers import (
     Figures,
+    SeedModels,
+    SeedTables,
     card,
     draw_panels,
     kept,
@@ -42,8 +43,6 @@ from experiments.studies.talkers import (
     publish,
     refused,
     save_player,
-    say_arms,
-    table_row,
 )
 from marl.agents.base import Agent
 from marl.agents.model import model_agent, room
@@ -68,7 +67,7 @@ from marl.intents.press_training import (
 from marl.intents.training import kept_policy
 from marl.metrics.press import press_metrics
 from marl.metrics.stats import Interval, Metrics, bootstrap_mean, rate
-from marl.metrics.tables import TableRow, read_table, write_csv, write_table
+from marl.metrics.tables import TableRow, write_csv
 from marl.model.policy import Policy
 from marl.report.transcripts import write_episodes
 from marl.rollout.games import env_maker, scripted
@@ -85,23 +84,16 @@ AT_ONCE = 32  # streams that are continued side by side
 
 
 @dataclass(frozen=True)
-class Made:
+class Made(SeedModels):
     """The models of one seed."""
 
-    seed: int
-    env: Mapping[str, Any]
     base: Policy
     action: Policy
     dialogue: Policy
-    folders: Mapping[str, Path]
 
     @property
     def parts(self) -> Parts:
         return Parts("intent", self.action, self.dialogue, None)
-
-    @property
-    def models(self) -> dict[str, str]:
-        return {name: folder_digest(folder) for name, folder in self.folders.items()}
 
 
 @command("press_intents")
@@ -110,24 +102,18 @@ def main(cfg: DictConfig) -> None:
     check(cfg)
     spec, place = play_spec(cfg), begin(cfg)
     base, folder = configured_base(spec, place.device)
-    found: dict[tuple[str, str], list[Interval]] = {}
-    refusals: list[list[object]] = []
+    tables, refusals = SeedTables(place.out, draw), list[list[object]]()
     for seed in cfg.seeds:
         made = make_models(seed, base, folder_digest(Path(str(folder))), cfg, spec, place)
         figures, counts = of_seed(made, cfg, spec, place)
         refusals += counts
+        write_csv(place.out / "filters.csv", ("seed", "among", "what", "count"), refusals)
         line = card(
             f"press-s{seed}", seed, made.models, figures, arm="press intents", command="press_intents.py",
             games=cfg.games,
         )  # fmt: skip
-        add_cards([line], place.out)
-        for key, each in figures.items():
-            found.setdefault(key, []).append(each)
-        rows = [table_row(*key, each) for key, each in found.items()]  # after each seed: it may be the last one today
-        write_table(place.out / "table.csv", rows)
-        write_csv(place.out / "filters.csv", ("seed", "among", "what", "count"), refusals)
-        draw(read_table(place.out / "table.csv"), place.out / "figure.svg")  # as `report data=` draws it
-    say_arms(rows, place.out)
+        tables.add(line, figures)
+    tables.say()
 
 
 def check(cfg: DictConfig) -> None:
@@ -176,7 +162,7 @@ def make_models(seed: int, base: Policy, start: str, cfg: DictConfig, spec: Play
     place.bar.close()
     folders = {ACTION: action_folder, DIALOGUE: dialogue_folder}
     save_player(Path(cfg.runs) / f"press-s{seed}", folders, seed)
-    return Made(seed, env, base, action, dialogue, folders)
+    return Made(seed, env, folders, base, action, dialogue)
 
 
 # --- Measuring --------------------------------------------------------------------------------------------------------

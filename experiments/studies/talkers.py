@@ -1,20 +1,22 @@
-"""Parts that studies of talkers share: players, cards, kept figures, tables and their drawing."""
+"""Parts that studies of talkers share: models, players, cards, kept figures, tables and their drawing."""
 
 import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from experiments.launch.terminal import say
+from experiments.setup.select import add_cards
 from marl.agents.model import PlayConfig
 from marl.common.files import digest, read_json, reading_kept, write_json
 from marl.intents.agent import PARTS
 from marl.intents.talker import UNFINISHED
-from marl.metrics.stats import Interval, rate
-from marl.metrics.tables import TableRow, figures_by_arm, format_table, mean_over_seeds
+from marl.metrics.stats import Interval, rate, seed_mean
+from marl.metrics.tables import TableRow, figures_by_arm, format_table, mean_over_seeds, read_table, write_table
 from marl.report.figures import HALF, PAPER, save_figure, style_axes
 from marl.storage.checkpoint import copy_folder, folder_digest
 from marl.storage.folder import git_commit
@@ -22,6 +24,21 @@ from marl.storage.folder import git_commit
 Figures = dict[tuple[str, str], Interval]  # by arm and metric
 REFUSED = "filter/refused/"  # shares of drawn messages
 HEADS = "ensemble"  # the arm of figures of the nonsense ensemble
+BY_ROLE = "by role"  # arms whose names begin so stand in a table of their own
+
+
+@dataclass(frozen=True)
+class SeedModels:
+    """The folders of one seed's models, and the settings of the games that they are measured in."""
+
+    seed: int
+    env: Mapping[str, Any]
+    folders: Mapping[str, Path]
+
+    @property
+    def models(self) -> dict[str, str]:
+        """Digests of the models, by name."""
+        return {name: folder_digest(folder) for name, folder in self.folders.items()}
 
 
 def save_player(player: Path, folders: Mapping[str, Path], seed: int, arm: str = "intent", **more: str) -> None:
@@ -60,11 +77,34 @@ def publish(made: Path, path: Path) -> None:
         shutil.copyfile(made, path)
 
 
-def say_arms(rows: Sequence[TableRow], out: Path) -> None:
-    """Shows a table of each arm, and where all are written."""
-    for arm, figures in figures_by_arm(rows).items():
-        say(f"\n{arm}\n" + format_table({arm: figures}))
-    say(f"\ntables and figure: {out}")
+@dataclass
+class SeedTables:
+    """A study's cards, table and figure, written anew after each seed: it may be the last one today."""
+
+    out: Path
+    draw: Callable[[Sequence[TableRow], Path], None]
+    found: dict[tuple[str, str], list[Interval]] = field(default_factory=dict)  # by arm and metric, of each seed
+
+    def add(self, line: dict[str, Any], figures: Figures) -> None:
+        """Adds a seed: its line of `cards.jsonl` and its figures."""
+        add_cards([line], self.out)
+        for key, each in figures.items():
+            self.found.setdefault(key, []).append(each)
+        rows = self.rows()
+        by_role = [row for row in rows if row.arm.startswith(BY_ROLE)]
+        write_table(self.out / "table.csv", [row for row in rows if row not in by_role])
+        if by_role:
+            write_table(self.out / "roles.csv", by_role)
+        self.draw(read_table(self.out / "table.csv"), self.out / "figure.svg")  # as `report data=` draws it
+
+    def rows(self) -> list[TableRow]:
+        return [table_row(*key, each) for key, each in self.found.items()]
+
+    def say(self) -> None:
+        """Shows a table of each arm, and where all are written."""
+        for arm, figures in figures_by_arm(self.rows()).items():
+            say(f"\n{arm}\n" + format_table({arm: figures}))
+        say(f"\ntables and figure: {self.out}")
 
 
 def kept(path: Path, find: Callable[[], Figures]) -> Figures:
@@ -85,12 +125,15 @@ def refused(counts: Mapping[str, int], filters: Sequence[str] = ()) -> dict[str,
 
 
 def table_row(arm: str, metric: str, seeds: Sequence[Interval]) -> TableRow:
-    """One line, with the interval of `mean_over_seeds`."""
-    each = mean_over_seeds(metric, seeds)
+    """One line, with the interval of `mean_over_seeds`; of a difference, whose arm is `A - B`, without bounds."""
+    if " - " not in arm:
+        each = mean_over_seeds(metric, seeds)
+    else:
+        each = seeds[0] if len(seeds) == 1 else seed_mean([seed.mean for seed in seeds])
     return TableRow(arm, metric, each.mean, each.low, each.high, len(seeds), sum(one.n for one in seeds))
 
 
-def label(row: TableRow) -> str:
+def row_name(row: TableRow) -> str:
     """Names a row in a figure."""
     if row.arm == HEADS:
         return row.metric.removeprefix("filter/recall/")
@@ -104,7 +147,7 @@ def draw_panels(panels: Mapping[str, Sequence[TableRow]], path: Path) -> None:
     lines = math.ceil(len(panels) / 2)
     figure = Figure(figsize=(HALF, 0.45 * HALF * lines), layout="constrained")
     for axes, (title, own), colour in zip(figure.subplots(lines, 2).flat, panels.items(), PAPER[1:], strict=False):
-        names = [label(row) for row in own]
+        names = [row_name(row) for row in own]
         for place, row in enumerate(own):
             axes.plot([row.low, row.high], [place, place], color=colour, linewidth=2)
             axes.plot(row.mean, place, "o", color=colour)

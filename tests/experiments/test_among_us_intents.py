@@ -14,7 +14,7 @@ from experiments import evaluate
 from experiments.setup.players import check_plans, check_players, model_player
 from experiments.setup.spec import play_spec
 from experiments.studies import among_us_intents as study
-from experiments.studies.talkers import refused
+from experiments.studies.talkers import refused, table_row
 from experiments.webapp.opponents import Opponents
 from experiments.webapp.study import Condition
 from marl.agents.model import PlayConfig
@@ -126,16 +126,16 @@ def test_filters_that_are_on_are_counted_where_they_refuse_nothing() -> None:
     assert {*study.filters_of("crew: all filters")} == {"repetition", "correspondence", "value"}
     counts = ({"drawn": 552, "refused/unfinished": 4}, {"drawn": 510})
     shares = [refused(each, study.filters_of("crew: intents"))["unfinished"] for each in counts]
-    row = study.row_of("crew: intents", "filter/refused/unfinished", shares)
+    row = table_row("crew: intents", "filter/refused/unfinished", shares)
     assert (row.mean, row.high) == pytest.approx((2 / 552, 2 / 552 + 12.7062 * 2 / 552), rel=1e-4)
     assert (row.low, row.seeds, row.games) == (0.0, 2, 1062)
 
 
 def test_differences_may_be_negative() -> None:
-    worse = study.row_of("crew: votes - base", study.WON, [rate([False] * 9)])
-    pair = study.row_of("crew: votes - base", study.WON, [rate([True]), rate([False])])
+    worse = table_row("crew: votes - base", study.WON, [rate([False] * 9)])
+    pair = table_row("crew: votes - base", study.WON, [rate([True]), rate([False])])
     assert worse.mean == 0 and pair.low < 0
-    assert study.row_of("base", study.WON, [rate([True]), rate([False])]).low == 0
+    assert table_row("base", study.WON, [rate([True]), rate([False])]).low == 0
     for metric in ("intent/truthful", "filter/refused/facts", "filter/refused/giveaway"):
         assert wording(metric).label != metric and wording(metric).percent
 

@@ -255,7 +255,7 @@ def test_players_of_another_study_replace_those_that_are_there(tmp_path: Path) -
         folders = {name: tmp_path / f"{name}-{number}" for name in (ACTION, "both")}
         for folder in folders.values():
             save_policy(folder, negotiator(), {"game": "dond", "study": number})
-        made = intents.Made(0, ENV, "", negotiator(), [], {}, {"both": negotiator()}, folders)
+        made = intents.Made(0, ENV, folders, "", negotiator(), [], {}, {"both": negotiator()})
         intents.save_players(made, ensemble()[0], tmp_path / "runs")
     for name, source in ((DIALOGUE, folders["both"]), (ACTION, folders[ACTION])):
         assert folder_digest(tmp_path / "runs" / "intents-both-s0" / name) == folder_digest(source)
@@ -338,7 +338,7 @@ def test_bad_settings_of_the_study(setting: str, error: str, tmp_path: Path) -> 
 
 def test_games_are_played_again_with_other_limits_or_another_ensemble() -> None:
     """Kept games of the study are named after everything that decides them."""
-    made = intents.Made(0, ENV, "", negotiator(), [], {}, {}, {})
+    made = intents.Made(0, ENV, {}, "", negotiator(), [], {}, {})
 
     def key(arm: str, *changed: str, **limits: int) -> dict:
         cfg = configure("intents", *changed)
@@ -387,7 +387,7 @@ def test_kinds_of_nonsense_that_change_no_message_are_left_out_in_words(
     monkeypatch.setattr(
         intents, "spoiled", lambda own, kind, *how: spoil(own, kind, *how) * (kind in (learned, shown)[len(own) < 60])
     )
-    made = intents.Made(0, ENV, scripted_people, negotiator(), [], {}, {}, {})
+    made = intents.Made(0, ENV, {}, scripted_people, negotiator(), [], {}, {})
     cfg = configure("intents", "nonsense={train: 60, val: 40, test: 40}")
     if error:
         with pytest.raises(UserError, match=error):
@@ -425,7 +425,7 @@ def test_games_say_how_far_plans_were_followed(tmp_path: Path, monkeypatch: pyte
             path, {"games": [game, game], "counts": {}, "followed": {} if arm == "people" else plan}
         ),
     )  # fmt: skip
-    made = intents.Made(0, ENV, "", negotiator(), [], {}, {}, {})
+    made = intents.Made(0, ENV, {}, "", negotiator(), [], {}, {})
     found = intents.play(made, None, configure("intents"), None, SimpleNamespace(out=tmp_path))
     claimed = {arm: (each.mean, each.n) for (arm, metric), each in found.items() if metric == "intent/claimed"}
     assert claimed == dict.fromkeys(intents.ABLATIONS, (0.5, 2))
