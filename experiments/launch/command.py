@@ -35,7 +35,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.launch.overrides import Check, Checker, Plan, one_line
+from experiments.launch.overrides import Check, Checker, Plan, one_line, without_hydra
 from experiments.launch.terminal import labelled, say, say_error
 from marl.common.errors import UserError, check_settings
 from marl.common.secrets import told
@@ -74,8 +74,7 @@ def command(
                 with initialize_config_module(package, version_base="1.3", job_name=name):
                     plan = Checker(name, check).plan(flags.overrides, flags.multirun, show=flags.cfg is not None)
                     if flags.cfg:
-                        config = OmegaConf.masked_copy(plan.config, [str(key) for key in plan.config if key != "hydra"])
-                        return say(OmegaConf.to_yaml(OmegaConf.select(config, flags.package)))
+                        return say(OmegaConf.to_yaml(OmegaConf.select(without_hydra(plan.config), flags.package)))
                     results = launch(task, plan)
             except (UserError, HydraException, OmegaConfBaseException) as error:
                 leave(error, 2, one_line(error))

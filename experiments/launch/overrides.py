@@ -74,25 +74,23 @@ class Checker:
         of_jobs = [*(self.parse(f"{key}={value}") for key, value in presets.items()), *given]
         lists = {each.get_key_element(): choices(each) for each in of_jobs if not each.is_hydra_override()}
         jobs = [list(job) for job in itertools.product(*lists.values())]
-        for job in jobs:
-            self.check([*own, *job], complete=not show)
-        config = self.configure([*own, *jobs[0]])
+        config, *_ = [self.checked([*own, *job], complete=not show) for job in jobs]
         with open_dict(config):
             config.hydra.overrides.hydra, config.hydra.overrides.task = own, jobs[0]
         return Plan(config, jobs if sweep else [], [key for key, texts in lists.items() if len(texts) > 1])
 
-    def check(self, job: Sequence[str], complete: bool) -> None:
-        """Checks one job's configuration."""
+    def checked(self, job: Sequence[str], complete: bool) -> DictConfig:
+        """Configures a job. UserError where settings do not fit together; where one is missing, if it is `complete`."""
         config = self.configure(job)
         if self.also_check:
             files = {text.partition("=")[0]: text for text in job if self.chooses_file(self.parse(text))}
             self.also_check(config, lambda **others: self.compose(*(files | others).values()))
-        with open_dict(config):
-            del config["hydra"]
         if complete:
-            for name in sorted(OmegaConf.missing_keys(config)):
+            settings = without_hydra(config)
+            for name in sorted(OmegaConf.missing_keys(settings)):
                 raise UserError(f"{name} has to be set: add {name}=VALUE.")
-            check_settings(OmegaConf.to_container(config, resolve=True))
+            check_settings(OmegaConf.to_container(settings, resolve=True))
+        return config
 
     def configure(self, job: Sequence[str]) -> DictConfig:
         """The configuration files that a job chooses, with its values. UserError where one does not exist or fit."""
@@ -222,6 +220,11 @@ def wrong_kind(default: Any, value: Any) -> str:
         return "" if isinstance(value, bool) else "true or false"
     number = isinstance(value, int | float) and not isinstance(value, bool) and value == value
     return "a number" if isinstance(default, int | float) and not number else ""
+
+
+def without_hydra(config: DictConfig) -> DictConfig:
+    """A copy of the command's own settings."""
+    return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
 
 
 def named(config: DictConfig | Mapping[Any, Any], parent: str = "") -> dict[str, Any]:

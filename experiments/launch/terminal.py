@@ -47,12 +47,8 @@ def labelled(label: str) -> Iterator[None]:
         yield
         return
     out, err = Labelled(label, sys.stdout), Labelled(label, sys.stderr)
-    try:
-        with redirect_stdout(out), redirect_stderr(err):
-            yield
-    finally:
-        out.finish()
-        err.finish()
+    with out, err, redirect_stdout(out), redirect_stderr(err):
+        yield
 
 
 class Labelled(io.TextIOBase):
@@ -71,8 +67,8 @@ class Labelled(io.TextIOBase):
             self._stream.flush()
         return len(text)
 
-    def finish(self) -> None:
-        """Ends a line that was begun."""
+    def close(self) -> None:
+        """Ends a line that was begun. More may be written: a log keeps the stream that it was given."""
         if self._line:
             self.write("\n")
 

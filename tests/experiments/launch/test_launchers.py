@@ -202,7 +202,7 @@ def test_a_label_stands_before_whole_lines(capsys: pytest.CaptureFixture[str]) -
     assert stream.getvalue() == "full | a\n"
     out.write("c\n\n")
     out.write("d")
-    out.finish()
+    out.close()
     assert stream.getvalue() == "full | a\nfull | bc\nfull |\nfull | d\n" and not out.isatty()
     with pytest.raises(ZeroDivisionError), labelled("L"):
         print("half", end="")
