@@ -13,7 +13,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -43,8 +43,9 @@ from marl.planning.planner import SUFFIX
 from marl.report.transcripts import episode_to_json, write_transcripts
 from marl.report.views import Transcript, render_text
 from marl.rollout.games import env_maker
-from marl.rollout.rollout import rollout
+from marl.rollout.rollout import Cast, rollout
 from marl.rollout.seeds import Game, draw_games
+from marl.types import Episode
 
 HINTS = {  # how to answer, by game or by its format
     "dond": (
@@ -102,22 +103,63 @@ class Person:
         return said
 
 
+class Recording:
+    """The games of one start in the folder `out`: those that ended, and what was shown and typed of one that did not.
+
+    `number` is that of the files; `settings` stand in each game's `about`.
+    """
+
+    def __init__(self, out: Path, number: int, person: Person, settings: Mapping[str, Any]) -> None:
+        self.out, self.number, self.person, self.settings = out, number, person, settings
+        self.played: list[Transcript] = []
+        self.about: dict[str, Any] = {}  # of the game that is played
+        self.episodes: Path | None = None
+        self.unfinished: Path | None = None
+
+    def begin(self, game: Game) -> None:
+        """Begins a game."""
+        self.person.begin()
+        began = datetime.now(UTC).isoformat(timespec="seconds")
+        self.about = {**self.settings, "game_seed": game.seed, "began": began}
+
+    def add(self, episode: Episode) -> None:
+        """Records the game, which has ended, and shows it."""
+        self.played.append({**episode_to_json(episode), "about": {**self.about, "reply_seconds": self.person.seconds}})
+        self.episodes = self.episodes or new_file(self.out, "episodes-{:03d}.jsonl", self.number)
+        write_transcripts(self.episodes, self.played)
+        self.person.begin()
+        say(render_text(self.played[-1]))
+
+    def keep(self) -> None:
+        """Keeps what was shown and typed of a game that did not end."""
+        if self.person.log:
+            head = {"unfinished": True, **self.about, "reply_seconds": self.person.seconds}
+            self.unfinished = self.unfinished or new_file(self.out, "unfinished-{:03d}.txt", self.number)
+            write_text(self.unfinished, "\n".join([json.dumps(head, ensure_ascii=False), *self.person.log]) + "\n")
+            with suppress(OSError):  # the terminal may be gone
+                say(f"\nstopped; the unfinished game is in {self.unfinished}")
+
+
 @command("play", implies={"data.dond": "base=human"})
 def main(cfg: DictConfig) -> None:
     """Plays `games` games and records them."""
+    # Configure: as the opponent's run is; where no seed is given, it is the number of this start's files
     cfg.opponent = in_runs(str(cfg.opponent), cfg.runs)
     cfg = as_in_runs(cfg, [cfg.opponent])
     out = Path(cfg.out)
-    earlier = [*out.glob("episodes-*.jsonl"), *out.glob("unfinished-*.txt")]
-    number = 1 + max((int(found[1]) for path in earlier if (found := re.search(r"-(\d+)$", path.stem))), default=0)
+    number = next_number(out)
     if cfg.seed is None:
         cfg.seed = number
+
+    # Check
     check_counts(cfg, ("games", "concurrency"))
     check_counts(cfg, ["seed"], 0)
     parts = play_spec(cfg, [cfg.opponent])
     check_plans(cfg.opponent, parts.env)
-    check_writable(out, "out")
     make_env = env_maker(parts.env)
+    check_writable(out, "out")
+
+    # Play
     person = Person(parts.chat)
     human = TextAgent("human", lambda seed, role: person, style=Style.NATURAL)
     device = pick_device(cfg.device)
@@ -125,59 +167,57 @@ def main(cfg: DictConfig) -> None:
     opponent = find_player(cfg.opponent, parts, device, cfg.opponent, "opponent")
     if isinstance(opponent, TextAgent):
         opponent.style = human.style  # a script reads any style, and speaks as the person does
-    record: Path | None = None
-    unfinished: Path | None = None
-    settings = settings_of(opponent, cfg, parts)
+    recording = Recording(out, number, person, settings_of(opponent, cfg, parts))
+    game_or_format = next((key for key in (parts.env.get("format"), parts.env["game"]) if key in HINTS), "")
+    say(HINTS.get(game_or_format, "Choose by the number of an option; where there are none, write."))
+    say(f"seed={cfg.seed} deals the same again.")
+    play_games(draw_games(cfg.seed, count=cfg.games), against(human, opponent), make_env, recording)
+
+    # Write: games are recorded as they end
+    with suppress(OSError):  # the terminal may be gone
+        if recording.episodes:
+            say(f"recorded: {recording.episodes}")
+        say_refusals(opponent)
+        if parts.chat:
+            say(parts.chat.summary())
+
+
+def next_number(out: Path) -> int:
+    """Numbers the files of this start: one more than the last in the folder."""
+    earlier = [*out.glob("episodes-*.jsonl"), *out.glob("unfinished-*.txt")]
+    return 1 + max((int(found[1]) for path in earlier if (found := re.search(r"-(\d+)$", path.stem))), default=0)
+
+
+def against(human: Agent, opponent: Agent) -> Cast:
+    """Seats the person where the game's seed says, and the opponent everywhere else."""
 
     def cast(game: Game, env: Any) -> Mapping[str, Agent]:
         seats: dict[str, Agent] = dict.fromkeys(env.possible_agents, opponent)
         return {**seats, env.possible_agents[game.seed % len(seats)]: human}
 
-    played: list[Transcript] = []
-    about: dict[str, Any] = {}
-    game_or_format = next((key for key in (parts.env.get("format"), parts.env["game"]) if key in HINTS), "")
-    say(HINTS.get(game_or_format, "Choose by the number of an option; where there are none, write."))
-    say(f"seed={cfg.seed} deals the same again.")
+    return cast
+
+
+def play_games(games: Sequence[Game], cast: Cast, make_env: Callable[[], Any], recording: Recording) -> None:
+    """Plays one game after another until the last or until the person stops. Records what was played in any case."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # a key that types no UTF-8 is no reason to end a game
-
-    def keep() -> None:
-        nonlocal unfinished
-        if person.log:
-            head = {"unfinished": True, **about, "reply_seconds": person.seconds}
-            unfinished = unfinished or new_file(out, "unfinished-{:03d}.txt", number)
-            write_text(unfinished, "\n".join([json.dumps(head, ensure_ascii=False), *person.log]) + "\n")
-            with suppress(OSError):  # the terminal may be gone
-                say(f"\nstopped; the unfinished game is in {unfinished}")
-
     with stoppable():
         try:  # an interrupt may come in the midst of keeping: a window that closes ends the input, and signals
             try:
-                for game in draw_games(cfg.seed, count=cfg.games):
-                    say(f"\n── a new game ({len(played) + 1} of {cfg.games}) " + "─" * 40)
-                    person.begin()
-                    began = datetime.now(UTC).isoformat(timespec="seconds")
-                    about = {**settings, "game_seed": game.seed, "began": began}
+                for number, game in enumerate(games, start=1):
+                    say(f"\n── a new game ({number} of {len(games)}) " + "─" * 40)
+                    recording.begin(game)
                     (episode,) = rollout([game], cast, make_env, 1)
-                    played.append({**episode_to_json(episode), "about": {**about, "reply_seconds": person.seconds}})
-                    record = record or new_file(out, "episodes-{:03d}.jsonl", number)
-                    write_transcripts(record, played)
-                    person.begin()
-                    say(render_text(played[-1]))
+                    recording.add(episode)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
-                keep()
+                recording.keep()
                 if not isinstance(error, EOFError):
                     raise
         except KeyboardInterrupt:
-            keep()
-    with suppress(OSError):
-        if record:
-            say(f"recorded: {record}")
-        say_refusals(opponent)
-        if parts.chat:
-            say(parts.chat.summary())
+            recording.keep()
 
 
 def new_file(folder: Path, name: str, number: int) -> Path:
