@@ -21,6 +21,7 @@ from omegaconf import DictConfig
 
 from envs.dond.environment import pool
 from experiments.launch.command import command
+from experiments.launch.show import by_message_table, chat_figures, rows_of, show
 from experiments.launch.terminal import Bar, say
 from experiments.setup.devices import pick_device, set_threads
 from experiments.setup.entrants import (
@@ -36,7 +37,6 @@ from experiments.setup.memory import with_room
 from experiments.setup.players import in_runs, is_run
 from experiments.setup.refusals import say_refusals
 from experiments.setup.spec import PlaySpec, play_spec
-from experiments.show import by_message_table, chat_figures, rows_of, show
 from marl.agents.base import Agent
 from marl.agents.dubbed import Alias
 from marl.agents.model import ModelAgent

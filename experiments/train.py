@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 
 from experiments.final_games import final_evaluation
 from experiments.launch.command import command
+from experiments.launch.show import show
 from experiments.launch.terminal import Bar, quiet, say
 from experiments.learning import learn
 from experiments.report import report_sweep
@@ -27,7 +28,6 @@ from experiments.setup.memory import memory_of_run
 from experiments.setup.record import Record
 from experiments.setup.spec import RunSpec, run_spec
 from experiments.setup.work import Work, inputs_of
-from experiments.show import show
 from marl.common.distributed import Ranks, torchrun_ranks
 from marl.common.errors import UserError
 from marl.metrics.stats import Metrics

@@ -11,7 +11,8 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from experiments import final_games, learning, show, train
+from experiments import final_games, learning, train
+from experiments.launch import show
 from experiments.setup.bands import expected_of
 from experiments.setup.spec import RunSpec, run_spec
 from experiments.setup.work import Work, seeds_of, warm_starts

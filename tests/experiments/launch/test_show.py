@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.show import show
+from experiments.launch.show import show
 from marl.metrics.stats import rate
 
 
