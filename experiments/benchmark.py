@@ -53,6 +53,8 @@ def main(cfg: DictConfig) -> None:
     """Measures, prints and writes; see the top of this file."""
     if "pages" in cfg:
         return measure_page(cfg)
+
+    # Configure.
     given = plain(cfg)
     known = Settings.__dataclass_fields__
     settings = make(Settings, {name: value for name, value in given.items() if name in known}, "benchmark")
@@ -61,9 +63,13 @@ def main(cfg: DictConfig) -> None:
     game = given["env"]["game"]
     env = {**given["env"], **given["long_games"].get(game, {})}
     device, out, make_env = pick_device(cfg.device), Path(given["out"]), env_maker(env)
+
+    # Check.
     check_writable(out, "out")
     texts = scripted_texts(game, [make_env], settings.seed, games=30)
     tokens = Tokens(train_tokenizer(texts, game_module(game).COMPACT_TOKENS, settings.vocab_size))
+
+    # Measure, and write after each row.
     versions = {name: version(name) for name in ("torch", "transformers", *(["trl"] if has_trl() else []))}
     about = {"env": env, "device": str(device), "deterministic": cfg.deterministic, "settings": asdict(settings),
              "hardware": hardware(), "versions": versions, "git_commit": git_commit()}  # fmt: skip

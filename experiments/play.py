@@ -143,7 +143,7 @@ class Recording:
 @command("play", implies={"data.dond": "base=human"})
 def main(cfg: DictConfig) -> None:
     """Plays `games` games and records them."""
-    # Configure: as the opponent's run is; where no seed is given, it is the number of this start's files
+    # Configure: as the opponent's run is; where no seed is given, it is the number of this start's files.
     cfg.opponent = in_runs(str(cfg.opponent), cfg.runs)
     cfg = as_in_runs(cfg, [cfg.opponent])
     out = Path(cfg.out)
@@ -151,7 +151,7 @@ def main(cfg: DictConfig) -> None:
     if cfg.seed is None:
         cfg.seed = number
 
-    # Check
+    # Check.
     check_counts(cfg, ("games", "concurrency"))
     check_counts(cfg, ["seed"], 0)
     parts = play_spec(cfg, [cfg.opponent])
@@ -159,7 +159,7 @@ def main(cfg: DictConfig) -> None:
     make_env = env_maker(parts.env)
     check_writable(out, "out")
 
-    # Play
+    # Play.
     person = Person(parts.chat)
     human = TextAgent("human", lambda seed, role: person, style=Style.NATURAL)
     device = pick_device(cfg.device)
@@ -173,7 +173,7 @@ def main(cfg: DictConfig) -> None:
     say(f"seed={cfg.seed} deals the same again.")
     play_games(draw_games(cfg.seed, count=cfg.games), against(human, opponent), make_env, recording)
 
-    # Write: games are recorded as they end
+    # Write: games are recorded as they end.
     with suppress(OSError):  # the terminal may be gone
         if recording.episodes:
             say(f"recorded: {recording.episodes}")

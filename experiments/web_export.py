@@ -81,12 +81,15 @@ class PersonRow:
 @command("web_export")
 def main(cfg: DictConfig) -> Path:
     """Reads the study's database and writes its files."""
+    # Configure.
     check_count(cfg.seed, "seed", 0)
     study = read_study(cfg.study)
     folder = Path(cfg.study_out) if cfg.study_out else study_folder(cfg.runs, study.name, cfg.simulated)
     out = Path(cfg.out) if cfg.out else folder / "export"
     if cfg.withdraw is not None:
         withdraw(folder, study, str(cfg.withdraw), cfg.simulated)
+
+    # Read.
     kind, prefix = ("simulated", "simulated_") if cfg.simulated else ("human", "")
     path = folder / "games.sqlite"
     with closing(opened(path, cfg.simulated)) as db, reading_games(path):
@@ -107,6 +110,8 @@ def main(cfg: DictConfig) -> Path:
             transcripts.append(
                 {**found, "about": {**found.get("about", {}), **about, "simulated": bool(cfg.simulated)}}
             )
+
+    # Write.
     write_transcripts(out / f"{prefix}games.jsonl", transcripts)
     write_records(out / f"{prefix}games.csv", GameRow, games)
     write_records(out / f"{prefix}people.csv", PersonRow, people)

@@ -28,6 +28,7 @@ from marl.rollout.games import scripts_module
 @command("web_simulate")
 def main(cfg: DictConfig) -> dict[str, float]:
     """Plays `plays` games. Returns the seconds that a reply took: median, p95 and, for one person, of it the page."""
+    # Check.
     check_counts(cfg, ("plays", "people"))
     check_counts(cfg, ["seed"], 0)
     if cfg.simulated is not True:
@@ -43,6 +44,8 @@ def main(cfg: DictConfig) -> dict[str, float]:
     counts = [each if n < cfg.people - 1 else cfg.plays - each * (cfg.people - 1) for n in range(cfg.people)]
     if min(counts) < 1:
         raise UserError(f"people={cfg.people}: would have no game each. Give fewer people, or more games.")
+
+    # Play.
     with serving(cfg) as (address, engine):
         began = time.monotonic()
         robots = [join(address, study, cfg, number) for number in range(cfg.people)]  # in order: parts are assigned
@@ -50,6 +53,8 @@ def main(cfg: DictConfig) -> dict[str, float]:
             for done in [pool.submit(play_all, robot, count) for robot, count in zip(robots, counts, strict=True)]:
                 done.result()
         took = time.monotonic() - began
+
+    # Say how long replies took.
     seconds = [second for robot in robots for second in robot.seconds]
     half, late = np.quantile(seconds, [0.5, 0.95])
     say(

@@ -163,6 +163,7 @@ class Cell:
 @command("conditions")
 def main(cfg: DictConfig) -> None:
     """Plays what is not played yet, then tabulates."""
+    # Check.
     check_play(cfg)
     check_count(cfg.talk, "talk", 0)
     unknown = [name for name in cfg.metrics if name not in WORDING]
@@ -174,10 +175,14 @@ def main(cfg: DictConfig) -> None:
         if cfg[setting] is not None and cfg[setting] not in (known := [*played, *named]):
             raise UserError(f"{setting}={cfg[setting]}: must be one of the conditions, {', '.join(known)}, or null")
     published = published_points(Path(cfg.published)) if cfg.published else {}
+
+    # Tabulate again what was played before, without any run.
     if cfg.data:
         out = Path(cfg.publish or Path(cfg.data).parent)
         check_writable(out, "publish")
         return tabulate(cfg, played, out, published)
+
+    # Configure: a cell is one run under one condition.
     found = entrants(Path(cfg.runs), cfg.select, list(cfg.arms), cfg.where)
     table = [cell_of(entrant, name, each, cfg, found) for entrant in found for name, each in named.items()]
     workspace = begin(cfg)
@@ -185,6 +190,8 @@ def main(cfg: DictConfig) -> None:
         write_cards(dict.fromkeys(entrant.run for entrant in found), workspace.out)
     cells = {workspace.cells / cell.file: cell for cell in table}  # conditions that change nothing share one
     announce(found, len(named), cells, cfg.games)
+
+    # Play.
     load = lru_cache(maxsize=4)(
         lambda stage: stage.load(workspace.device, 0)
     )  # critics see no hidden facts: nobody asks
@@ -197,6 +204,7 @@ def main(cfg: DictConfig) -> None:
         about = {"arm": cell.entrant.arm, "seed": cell.entrant.seed, "commit": git_commit(), **cell.settings}
         return {"about": about, "metrics": {name: interval.to_json() for name, interval in of_cell.items()}}
 
+    # Write.
     if compute(cells, play_cell):
         path = workspace.out / f"{cfg.name}_per_seed.csv.gz"
         write_played(path, results(table, workspace.cells, list(cfg.metrics)))

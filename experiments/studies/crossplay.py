@@ -114,6 +114,7 @@ class Cell:
 @command("crossplay", implies={"data.dond": "base=human"})
 def main(cfg: DictConfig) -> None:
     """Plays what is not played yet, then tabulates."""
+    # Draw again what was played before, without any game.
     if cfg.data.table:
         if cfg.players is not None:
             raise UserError("players and data.table: give one of them, who plays or a file written of such games")
@@ -122,6 +123,8 @@ def main(cfg: DictConfig) -> None:
         check_writable(folder, "publish")
         show(data, folder / f"{stem(data)}.svg")
         return say(f"\nfigure: {folder}")
+
+    # Check, and configure: a cell is one pair.
     check(cfg)
     names = [resolved(str(name), cfg) for name in cfg.players]
     cfg = as_in_runs(cfg, names)
@@ -137,6 +140,8 @@ def main(cfg: DictConfig) -> None:
     parts = with_room(parts, cfg.games // 2, [(name, name) for name in heaviest], workspace.device)
     left = sum(not path.exists() for path in cells)
     say(f"{len(players)} players, {cfg.games} games a pair: {left} of {len(cells)} pairs are still to play")
+
+    # Play.
     seated: dict[str, Agent] = {}  # the two of the last pair, since each holds a model and its caches
 
     def played(cell: Cell, number: str) -> dict[str, Any] | None:
@@ -156,6 +161,8 @@ def main(cfg: DictConfig) -> None:
     say_refusals(*seated.values())
     if parts.chat:
         say(parts.chat.summary())
+
+    # Write.
     if complete:
         return tabulate(players, cells, parts, cfg, workspace)
     if parts.chat and (reasons := parts.chat.lost_for_good()):

@@ -103,16 +103,21 @@ class Subject:
 @command("drift")
 def main(cfg: DictConfig) -> None:
     """Measures what is not measured yet, then tabulates."""
+    # Tabulate again what was measured before, without any run.
     if cfg.data.table:
         table = Path(cfg.data.table)
         out = Path(cfg.publish or table.parent)
         check_writable(out, "publish")
         return tabulate(table, out)
+
+    # Check.
     check_play(cfg)
     if cfg.split not in SPLITS:
         raise UserError(f"split={cfg.split}: must be one of {', '.join(SPLITS)}; bases learn from the others")
     if cfg.dialogues < 0:
         raise UserError(f"dialogues={cfg.dialogues}: must be at least 1, or 0 for all of them")
+
+    # Configure: a cell is one policy.
     subjects = [each for run in selected(Path(cfg.runs), cfg.select, cfg.where) for each in subjects_of(run, cfg)]
     refuse_doubles((each.run, each.objective, each.arm, each.seed) for each in subjects)
     subjects.sort(key=lambda each: (-each.objective, each.arm, each.seed, each.stage.iteration))
@@ -124,6 +129,7 @@ def main(cfg: DictConfig) -> None:
     if not cfg.data.dond:
         say("data.dond=null: the likelihood of human dialogues is left out")
 
+    # Measure.
     def measured(subject: Subject, number: str) -> dict[str, Any]:
         label = f"{number}  {subject.run.name}, iteration {subject.stage.iteration}"
         workspace.bar.stage(label, cfg.games)
@@ -134,6 +140,8 @@ def main(cfg: DictConfig) -> None:
 
     if not compute(dict(zip(paths, subjects, strict=True)), measured):
         return
+
+    # Write.
     found = [
         ((*subject.key, name), own)
         for subject, path in zip(subjects, paths, strict=True)

@@ -38,6 +38,7 @@ Curves = dict[tuple[str, str], dict[int, dict[int, float]]]  # arm and metric ->
 @command("expected")
 def main(cfg: DictConfig) -> None:
     """Records the bands of an experiment's arms; arms of its file that are not recorded anew stay as they are."""
+    # Check.
     settings = plain(cfg)
     margin = settings["margin"]
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not margin > 0:
@@ -46,12 +47,16 @@ def main(cfg: DictConfig) -> None:
         raise UserError(f"name={cfg.name}: must be the name of an experiment, as in sweep=NAME")
     if (cfg.curves is None) == (cfg.select is None):
         raise UserError("curves and select: give one of them, a csv file or the names of finished runs")
+
+    # Read.
     if cfg.curves is not None:
         curves = read_curves(Path(cfg.curves), settings["settings"] or {})
     elif cfg.settings is not None:
         raise UserError("settings: only curves need them; those of the runs that select finds are known")
     else:
         curves = curves_of_runs(selected(Path(cfg.runs), cfg.select, cfg.where))
+
+    # Write.
     bands = make_bands(curves, margin)
     folder = Path(cfg.out) if cfg.out else FOLDER
     check_writable(folder, "out")

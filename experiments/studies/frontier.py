@@ -120,16 +120,21 @@ class Cell:
 @command("frontier", implies={"data.dond": "base=human"})
 def main(cfg: DictConfig) -> None:
     """Plays, plans and tabulates what is not there yet, or draws a figure again."""
+    # Draw again what was played before, without any run.
     if cfg.data.table:
         made, out = Path(cfg.data.table), Path(cfg.publish or Path(cfg.data.table).parent)
         check_writable(out, "publish")
         with reading(made):
             name = made.name.partition(".")[0].replace("table", "figure")
             return draw(read_table(made), cfg.opponents, out / f"{name}.svg")
+
+    # Check.
     if not cfg.data.dond:
         raise UserError("data.dond has to be set: add data.dond=DIR, the folder of the human dialogues.")
     parts = play_spec(cfg)
     check(cfg, parts)
+
+    # Configure: a cell is one player against one opponent, or on people's proposals.
     planners, workspace = planners_of(cfg, parts), begin(cfg)
     base, folder = base_policy(
         parts.model, parts.base, parts.env, cache=Path(cfg.cache), human_data=cfg.data.dond, device=workspace.device,
@@ -147,6 +152,7 @@ def main(cfg: DictConfig) -> None:
         for env in games.values() for entrant in entrants for opponent in (*cfg.opponents, None)
     ]  # fmt: skip
 
+    # Play and plan.
     def found(cell: Cell, number: str) -> dict[str, Any]:
         label = f"{number}  {cell.entrant.arm}, objective {cell.env['objective']:g}, {cell.opponent or 'people'}"
         if cell.opponent:
@@ -159,6 +165,8 @@ def main(cfg: DictConfig) -> None:
 
     if not compute({workspace.cells / cell.file: cell for cell in table}, found):
         return
+
+    # Write.
     for number, (objective, env) in enumerate(games.items()):
         runs, pairs = tabulated([cell for cell in table if cell.env is env], cfg, workspace.cells)
         rows, suffix = ablation_table(runs), f"_objective_{objective:g}" if number else ""

@@ -103,6 +103,7 @@ Curves = dict[tuple[float, str], dict[int, Curve]]  # (objective, arm) -> seed
 @command("iterations")
 def main(cfg: DictConfig) -> None:
     """Collects, if runs are given; tabulates and draws."""
+    # Check.
     if cfg.over not in (None, *AXES):
         raise UserError(f"over={cfg.over}: must be {', '.join(AXES)}, or null")
     if (cfg.select is None) == (cfg.data is None):
@@ -112,6 +113,8 @@ def main(cfg: DictConfig) -> None:
     called = cfg.name or (stem(data) if data else "iterations")
     out = Path(cfg.publish or (data.parent if data else Path(cfg.runs) / "iterations"))
     check_writable(out, "publish")
+
+    # Collect.
     if data is None:
         runs = [read_run(folder) for folder in selected(Path(cfg.runs), cfg.select, cfg.where)]
         data, lines = out / f"{called}.csv.gz", collected(runs)
@@ -119,6 +122,8 @@ def main(cfg: DictConfig) -> None:
         if cfg.publish:
             write_cards((run.folder for run in runs), out)
     curves = read_curves(data)  # as anybody else will
+
+    # Tabulate.
     means = {
         key: by_iteration({seed: of_games(curve) for seed, curve in seeds.items()}) for key, seeds in curves.items()
     }
@@ -139,6 +144,8 @@ def main(cfg: DictConfig) -> None:
             ((objective, arm, name), own) for arm, found in {**whole, **minus}.items() for name, own in found.items()
         ]
     write_intervals(out / f"{called}_summary.csv", ("objective", "arm", "figure"), figures, "seeds")
+
+    # Draw.
     draw(curves, means, published, out / f"{called}.svg", cfg.over)
     say(f"\ntables and figure: {out}")
 
