@@ -312,10 +312,9 @@ def play(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> tuple
                     counts += [[made.seed, six, key, count] for key, count in sorted(drawn.items())]
                     shares = refused(drawn, [REPETITION, CORRESPONDENCE]) if drawn.get("drawn") else {}
                     figures |= {(arm, f"filter/refused/{name}{end}"): each for name, each in shares.items()}
-        for other in (MUTE, BASE):
-            gain = bootstrap_mean(scores[TALKS] - scores[other], rng=np.random.default_rng(0))
-            figures[f"{TALKS} - {other}", metric] = gain
-        figures[f"{MUTE} - {BASE}", metric] = bootstrap_mean(scores[MUTE] - scores[BASE], rng=np.random.default_rng(0))
+        for arm, other in ((TALKS, MUTE), (TALKS, BASE), (MUTE, BASE)):
+            gain = bootstrap_mean(scores[arm] - scores[other], rng=np.random.default_rng(0))
+            figures[f"{arm} - {other}", metric] = gain
     return figures, counts
 
 
