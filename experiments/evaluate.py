@@ -30,10 +30,10 @@ from experiments.setup.entrants import (
     find_player,
     is_model,
     role_against_role,
-    voiced,
     with_planners,
+    with_voice,
 )
-from experiments.setup.memory import with_room
+from experiments.setup.memory import fit_to_memory
 from experiments.setup.players import in_runs, is_run
 from experiments.setup.refusals import say_refusals
 from experiments.setup.spec import PlaySpec, play_spec
@@ -95,7 +95,7 @@ def main(cfg: DictConfig) -> None:
     drawn = [replace(one, sampling=cfg.sampling) for one in drawn]
 
     # Play.
-    first, second, seated, spec = seat(spec, names, voices, len(drawn), device)
+    first, second, seated, spec = make_players(spec, names, voices, len(drawn), device)
     bar = Bar(enabled=cfg.progress)
     bar.stage(" v ".join(names), len(drawn))
     episodes = rollout(drawn, seated, make_env, spec.algo.concurrency, bar.advance)
@@ -153,7 +153,7 @@ def has_sides(spec: PlaySpec, names: Sequence[str]) -> bool:
     return len(spec.cast) > 1 and len(names) == 2
 
 
-def seat(
+def make_players(
     spec: PlaySpec, names: Sequence[str], voices: Sequence[str | None], games: int, device: torch.device
 ) -> tuple[Agent, Agent, Cast, PlaySpec]:
     """Makes the two players, and who sits where; returns them with the specification that fits into memory."""
@@ -165,11 +165,11 @@ def seat(
     players = [(names[0], names[-1]), *([] if itself else [(names[-1], names[0])])]
     players += [(voice, run) for voice in voices[: len(players)] if voice is not None]
     players += [(partner_name, run)] if partner_name else []
-    spec = with_room(spec, games, players, device)
+    spec = fit_to_memory(spec, games, players, device)
     first = find_player(names[0], spec, device, names[-1])
     second = first if itself else find_player(names[-1], spec, device, names[0])
-    one = voiced(first, voices[0], spec, device, run)
-    other = one if itself else voiced(second, voices[1], spec, device, run)
+    one = with_voice(first, voices[0], spec, device, run)
+    other = one if itself else with_voice(second, voices[1], spec, device, run)
     if not sides:
         return first, second, alternating(one, other), spec
     partner = None

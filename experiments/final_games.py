@@ -105,12 +105,12 @@ def evaluation_games(
 ) -> list[Episode]:
     """Plays the evaluation games, always the same ones, with these in the learners' seats. They are paid as in
     training, also by rewards that name the learner."""
-    spec, seating = work.spec, work.spec.test_cast
+    spec, cast = work.spec, work.spec.test_cast
     limits, temperature = replace(spec.algo, games=games), spec.eval.temperature
     table = work.make_test_env()
-    agents = seat_players(seating, table, spec.env, base, limits, temperature, learners, work.chat)
+    agents = seat_players(cast, table, spec.env, base, limits, temperature, learners, work.chat)
     drawn = ranks.share(draw_games(spec.eval.seed, EVALUATION, count=games))
-    played = rollout(drawn, by_role(seating, agents), work.make_test_env, spec.algo.concurrency, bar.advance)
+    played = rollout(drawn, by_role(cast, agents), work.make_test_env, spec.algo.concurrency, bar.advance)
     return paid_as_in_training(learners, ranks.collect(played), spec.rewards)
 
 

@@ -23,7 +23,7 @@ import torch
 from omegaconf import DictConfig
 
 from experiments.bench.checks import CHECKS, Unrun
-from experiments.bench.measure import GENERATE, OURS, TRL, spoken
+from experiments.bench.measure import GENERATE, OURS, TRL, repeat_line
 from experiments.bench.settings import Point
 from experiments.launch.command import command
 from experiments.launch.terminal import say
@@ -162,7 +162,7 @@ def outcome(folder: Path, wanted: Sequence[tuple[str, Point]]) -> dict[str, Any]
     done = [row for row in rows if row and (row["repeats"] or row["skipped"])]
     if len(done) < len(rows):
         return None
-    said = [f"{row['engine']}: {spoken(row['repeats'][0]) if row['repeats'] else row['skipped']}" for row in done]
+    said = [f"{row['engine']}: {repeat_line(row['repeats'][0]) if row['repeats'] else row['skipped']}" for row in done]
     state = OK if all(row["repeats"] for row in done) else UNRUN
     return {"state": state, "said": "; ".join(said), "rows": done}
 

@@ -55,7 +55,7 @@ def learn(
         optimizer = make_optimizer(shards.split if shards else policy, algo.update)  # at algo.update.learning_rate
         learners.append(Learner(name, policy, base, optimizer, shards))
     trained = {each.name: (each.policy, each.optimizer) for each in learners}
-    past = {seats.partner_player: copied(policies[seats.player]) for seats in spec.cast.values() if seats.pool}
+    past = {config.partner_player: copied(policies[config.player]) for config in spec.cast.values() if config.pool}
     frozen = seat_players(
         spec.cast, work.make_env(), spec.env, base, algo, algo.temperature, chat=work.chat, past=past
     )  # fmt: skip
@@ -73,12 +73,12 @@ def learn(
         watch(work, tracker, 0, base, policies, bar, ranks)
     pools = [
         Pool(
-            seats, policies[seats.player], past[seats.partner_player], spec.folder / "pool", seeds_of(spec).games,
-            after.memory.setdefault(seats.partner_player, {}),
-            {"game": spec.env["game"], "run": spec.folder.name, "learner": seats.player},
+            config, policies[config.player], past[config.partner_player], spec.folder / "pool", seeds_of(spec).games,
+            after.memory.setdefault(config.partner_player, {}),
+            {"game": spec.env["game"], "run": spec.folder.name, "learner": config.player},
         )
-        for seats in spec.cast.values()
-        if seats.pool
+        for config in spec.cast.values()
+        if config.pool
     ]  # fmt: skip
     training = Training(
         learners, spec.env["game"], work.make_env, spec.cast, frozen, spec.rewards, spec.losses, seeds_of(spec), after,
@@ -155,7 +155,7 @@ class AfterIteration:
     ranks: Ranks
     best: dict[str, Any] | None
     memory: dict[str, dict[str, float]]  # `Training.memory`
-    told: int = 0  # seats lost to an endpoint that were told of
+    reported: int = 0  # seats lost to an endpoint that were told of
 
     @property
     def checkpoints(self) -> Path:
@@ -185,9 +185,11 @@ class AfterIteration:
 
     def tell_lost(self) -> None:
         """Says how many more seats an endpoint has lost: their partners learn beside silence."""
-        lost = Counter(reason.value for _, reason in self.work.chat.lost[self.told :]) if self.work.chat else Counter()
+        lost = (
+            Counter(reason.value for _, reason in self.work.chat.lost[self.reported :]) if self.work.chat else Counter()
+        )
         if lost:
-            self.told += lost.total()
+            self.reported += lost.total()
             say(f"chat: seats lost to the endpoint: {', '.join(f'{n} {reason}' for reason, n in lost.items())}")
 
     def evaluate(self, iteration: int, episodes: Sequence[Episode]) -> bool:

@@ -28,7 +28,7 @@ from experiments.launch.terminal import say
 from experiments.setup.config import plain
 from experiments.setup.devices import pick_device
 from experiments.setup.entrants import as_in_runs, find_player
-from experiments.setup.memory import with_room
+from experiments.setup.memory import fit_to_memory
 from experiments.setup.players import check_plans, in_runs
 from experiments.setup.refusals import say_refusals
 from experiments.setup.spec import PlaySpec, behind_endpoint, play_spec
@@ -71,7 +71,7 @@ class Person:
     its number. Is told which seats an endpoint (`chat`) has lost."""
 
     def __init__(self, chat: ChatAgent | None = None) -> None:
-        self.chat, self.told = chat, 0
+        self.chat, self.reported = chat, 0
         self.begin()
 
     def begin(self) -> None:
@@ -86,8 +86,8 @@ class Person:
 
     def reply(self, text: str, options: Sequence[str] = ()) -> str:
         self.observe(text)
-        for _, reason in self.chat.lost[self.told :] if self.chat else ():
-            self.told += 1
+        for _, reason in self.chat.lost[self.reported :] if self.chat else ():
+            self.reported += 1
             say(f"(chat: {reason}; this player says and does nothing more. Ctrl-C ends the game)")
         numbered = not all(option.isdecimal() for option in options)
         for number, option in enumerate(options, start=1):
@@ -163,7 +163,7 @@ def main(cfg: DictConfig) -> None:
     person = Person(parts.chat)
     human = TextAgent("human", lambda seed, role: person, style=Style.NATURAL)
     device = pick_device(cfg.device)
-    parts = with_room(parts, 1, [(cfg.opponent, cfg.opponent)], device)
+    parts = fit_to_memory(parts, 1, [(cfg.opponent, cfg.opponent)], device)
     opponent = find_player(cfg.opponent, parts, device, cfg.opponent, "opponent")
     if isinstance(opponent, TextAgent):
         opponent.style = human.style  # a script reads any style, and speaks as the person does

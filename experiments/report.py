@@ -44,7 +44,7 @@ def main(cfg: DictConfig) -> None:
     runs = [read_run(folder) for folder in selected(Path(cfg.runs), cfg.select, cfg.where)]
     named = with_models(runs)
     if not cfg.publish or len({run.arm for run in named}) == 1:  # published arms keep the names that they have
-        runs = named = told_apart(named)
+        runs = named = with_differing_settings(named)
     say(counted(runs))
     out = Path(cfg.out)
     first = cfg.select if isinstance(cfg.select, str) else cfg.select[0]
@@ -61,7 +61,7 @@ def main(cfg: DictConfig) -> None:
 
 def report_sweep(folders: Sequence[Path]) -> None:
     """Ends a sweep of `experiments.train`: one table over these finished runs, and `NAME.html` beside them."""
-    runs = told_apart(with_models([read_run(folder) for folder in dict.fromkeys(folders)]))
+    runs = with_differing_settings(with_models([read_run(folder) for folder in dict.fromkeys(folders)]))
     say(counted(runs))
     name = joined_name(dict.fromkeys(str(run.config.get("name", run.folder.name)) for run in runs), "+")
     out = folders[0].parent / f"{name}.html"
@@ -76,7 +76,7 @@ def counted(runs: Sequence[Run]) -> str:
     return " ".join([f"{len(runs)} runs.", *sentences]) if sentences else f"{len(runs)} runs"
 
 
-def told_apart(runs: Sequence[Run]) -> list[Run]:
+def with_differing_settings(runs: Sequence[Run]) -> list[Run]:
     """Adds settings to all arms' names if runs of one arm and game differ in them.
 
     Runs of one seed may differ in any setting, runs of several seeds in those that a seed does not explain.

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
-from experiments.evaluate import seat
+from experiments.evaluate import make_players
 from experiments.launch.command import command
 from experiments.launch.terminal import Bar, say
 from experiments.setup.devices import pick_device, set_threads
@@ -96,7 +96,7 @@ def play(
         role: replace(own, partner=base if own.partner == "base" else own.partner) for role, own in spec.cast.items()
     }
     names = [player, base] if len(cast) > 1 else [player]
-    first, _, seated, spec = seat(replace(spec, cast=cast), names, [None, None], cfg.games, device)
+    first, _, seated, spec = make_players(replace(spec, cast=cast), names, [None, None], cfg.games, device)
     agents: dict[str, Agent] = {}
 
     def noting(game: Any, env: Any) -> Mapping[str, Agent]:

@@ -30,7 +30,7 @@ from marl.report.transcripts import episode_to_json
 from marl.report.views import render_text
 from marl.rewards import Reward
 from marl.rewards.speaking import SpeakingReward
-from marl.rollout.cast import Seats, alternating, by_role, seats_per_player
+from marl.rollout.cast import RoleConfig, alternating, by_role, seats_per_player
 from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import EVALUATION, draw_games
@@ -173,17 +173,17 @@ def play(
     make_env = env_maker(env)
     at_once = min(n, concurrency)
 
-    def agent(player: Seated, seats: int) -> Any:
+    def agent(player: Seated, seats_per_game: int) -> Any:
         if isinstance(player, str):
             return scripted(env["game"], "" if player == "scripted" else player)
         if not isinstance(player, ModelPlayer):
             return player
         limits = {"context": player.context, "max_new_tokens": player.max_new_tokens, "temperature": temperature}
-        return ModelAgent(player.name, player.policy, slots=seats * at_once, style=player.style, **limits)  # type: ignore[arg-type]
+        return ModelAgent(player.name, player.policy, slots=seats_per_game * at_once, style=player.style, **limits)  # type: ignore[arg-type]
 
     size = len(make_env().possible_agents)
     if isinstance(players, Mapping):
-        cast = {role: Seats(role) for role in players}
+        cast = {role: RoleConfig(role) for role in players}
         held = seats_per_player(cast, make_env())
         seated = by_role(cast, {role: agent(player, held[role]) for role, player in players.items()})
     elif isinstance(players, Sequence) and not isinstance(players, str):

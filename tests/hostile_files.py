@@ -41,7 +41,7 @@ from marl.model.policy import Policy
 from marl.pretraining.corpus import data_files, recorded
 from marl.report.page import read_run
 from marl.report.transcripts import episode_to_json
-from marl.rollout.cast import Seats
+from marl.rollout.cast import RoleConfig
 from marl.rollout.games import env_maker
 from marl.storage.checkpoint import (
     load_policy,
@@ -167,19 +167,19 @@ class Checkpoints:
         if sealed:
             for checkpoint in folder.iterdir():
                 seal(checkpoint)
-        told: list[str] = []
+        reports: list[str] = []
         optimizer = torch.optim.AdamW(self.policy.parameters())
-        state = load_training(newest_checkpoint(folder, told.append), {"learner": (self.policy, optimizer)})
+        state = load_training(newest_checkpoint(folder, reports.append), {"learner": (self.policy, optimizer)})
         if state is None:
-            assert len(told) == len(list(folder.iterdir()))
+            assert len(reports) == len(list(folder.iterdir()))
             return "from the start"
-        assert isinstance(state["iteration"], int) and len(told) <= 1
+        assert isinstance(state["iteration"], int) and len(reports) <= 1
         if not sealed:
             expected, found = self.saved[state["iteration"]], tensors_of(self.policy, optimizer)
             assert expected.keys() == found.keys() and all(
                 torch.equal(expected[name], found[name]) for name in expected
             )
-        return "the one before" if told else "taken"
+        return "the one before" if reports else "taken"
 
 
 def try_checkpoints(of: Checkpoints, scratch: Path, change: tuple[bool, Damage]) -> str:
@@ -240,7 +240,7 @@ def read_talker(folder: Path) -> str:
         lambda: check_plans(f"{folder}{CICERO}", env),
         lambda: reads_intents(f"{folder}{CICERO}"),
         lambda: check_intents(limits, env),
-        lambda: played_as({"negotiator": Seats("learner", f"{folder}{CICERO}", 0.5)}, limits),
+        lambda: played_as({"negotiator": RoleConfig("learner", f"{folder}{CICERO}", 0.5)}, limits),
     )
 
 
@@ -274,7 +274,7 @@ KEPT = {
 def read_kept(folder: Path) -> str:
     """Answers that studies keep."""
     return read_by(
-        lambda: (folder / "figures.json").exists() and talkers.kept(folder / "figures.json", dict),
+        lambda: (folder / "figures.json").exists() and talkers.cached_figures(folder / "figures.json", dict),
         lambda: frontier.read_arms(folder / "arms.json"),
         lambda: plane.figures(folder / "point.json", 0),
         lambda: crossplay.games_of(folder / "pair.json"),

@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from envs.among_us import events
 from envs.among_us.pictures import describe, picture
-from envs.among_us.rules import count_votes, hear, new_game, play_moves, say
+from envs.among_us.rules import count_votes, new_game, parse_message, play_moves, say
 from envs.among_us.state import NAMES, SKIP, VOTE, WAIT, Action, Ending, Phase, Role, Rules
 from envs.among_us.texts import EXCHANGEABLE, OPTION, QUESTION, explain, write
 from envs.core import END, Question, Step, Style, TextGame, TurnKind, View, clean
@@ -74,7 +74,7 @@ class AmongUs(TextGame):
         if game.phase is Phase.TALK:
             seat = game.speakers[0]
             compact = self.styles[self.possible_agents[seat]] is Style.COMPACT
-            heard = hear(replies[seat], self.rules.message_words, self.rules.message_chars, compact)
+            heard = parse_message(replies[seat], self.rules.message_words, self.rules.message_chars, compact)
             came_to[seat] = {"entry": "message", "message": heard.text, "span": (heard.start, heard.end)}
             say(game, heard.text, heard.cut)
         else:
@@ -84,7 +84,7 @@ class AmongUs(TextGame):
                 chosen[seat], error = self._choose(seat, replies[seat], legal, SKIP if voting else WAIT)
                 came_to[seat] = {"entry": "vote" if voting else "move", "error": error}
                 if error:
-                    game.told[seat].append(events.Refused(chosen[seat].act))
+                    game.observed[seat].append(events.Refused(chosen[seat].act))
             (count_votes if voting else play_moves)(game, chosen)
         rewards = [self.rules.shaping * n for n in game.earned]
         outcome = None
@@ -155,13 +155,13 @@ class AmongUs(TextGame):
         views = {}
         for seat, (agent, player) in enumerate(zip(self.possible_agents, game.players, strict=True)):
             style = self.styles[agent]
-            told = [write(event, style) for event in game.told[seat]]
+            texts = [write(event, style) for event in game.observed[seat]]
             if first and style is not Style.COMPACT:
-                told.insert(1, explain(self.rules, game.start_room, style))
+                texts.insert(1, explain(self.rules, game.start_room, style))
             due = seat in game.due
             views[agent] = View(
                 player.role.value,
-                "".join(told),
+                "".join(texts),
                 acting if due else TurnKind.WAIT,
                 tuple(OPTION[style][action] for action in game.due[seat]) if due else (),
                 questions.get(player.name, ()),

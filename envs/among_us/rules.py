@@ -68,7 +68,9 @@ def new_game(rules: Rules, seed: int, options: Mapping[str, Any] | None = None) 
     for seat, p in enumerate(players):
         fellows = tuple(name for name in guilty if name != p.name) if p.role is Role.IMPOSTER else ()
         to_do = tuple(sorted(p.tasks, key=lambda room: (room[1], room[0])))
-        game.told[seat].append(events.Intro(p.name, p.role, width, height, everyone, len(imposters), fellows, to_do))
+        game.observed[seat].append(
+            events.Intro(p.name, p.role, width, height, everyone, len(imposters), fellows, to_do)
+        )
     _ask_movers(game)
     return game
 
@@ -164,7 +166,7 @@ def _ask_movers(game: Game) -> None:
         options = legal_moves(game, player, sight)
         player.rng.shuffle(options)
         game.due[seat] = options
-        game.told[seat].append(sight._replace(cooldown=player.cooldown) if player.role is Role.IMPOSTER else sight)
+        game.observed[seat].append(sight._replace(cooldown=player.cooldown) if player.role is Role.IMPOSTER else sight)
 
 
 # --- Moving -----------------------------------------------------------------------------------------------------------
@@ -215,7 +217,7 @@ def _pass_time(game: Game, seat: int, player: Player) -> None:
         return
     if player.activity is Activity.TASK:
         player.tasks.remove(player.room)
-        game.told[seat].append(events.Done())
+        game.observed[seat].append(events.Done())
         _earn(game, seat, "tasks")
     player.activity, player.origin, player.bound = Activity.READY, None, None
 
@@ -234,10 +236,10 @@ def _kill(game: Game, killer_seat: int, victim_seat: int, doing_a_task: set[int]
     victim.room = killer.room
     game.bodies.append(Body(victim.name, killer.room))
     game.bodies.sort(key=lambda body: NAMES.index(body.name))
-    game.told[victim_seat].append(events.Killed(killer.name, ""))
+    game.observed[victim_seat].append(events.Killed(killer.name, ""))
     for seat, player in enumerate(game.players):
         if player.alive and player is not killer and player.room == killer.room and seat not in doing_a_task:
-            game.told[seat].append(events.Killed(killer.name, victim.name))
+            game.observed[seat].append(events.Killed(killer.name, victim.name))
             player.killings[killer.name] = victim.name
     _earn(game, killer_seat, "kills")
 
@@ -262,8 +264,8 @@ def _ended(game: Game) -> bool:
     else:
         return False
     game.phase, game.due, game.asks = Phase.OVER, {}, False
-    for told in game.told:
-        told.append(events.Over(game.winner, game.ending))
+    for each in game.observed:
+        each.append(events.Over(game.winner, game.ending))
     return True
 
 
@@ -277,7 +279,7 @@ def _open_discussion(game: Game, finder: int, victim: str) -> None:
     order = [seat for seat, p in enumerate(game.players) if p.alive]
     for seat in order if game.rules.recall else ():
         if (recall := _recall(game, game.players[seat])) != events.Recall((), ()):
-            game.told[seat].append(recall)
+            game.observed[seat].append(recall)
     game.rng.shuffle(order)
     game.speakers = order * game.rules.messages_each
     game.asks = True
@@ -296,7 +298,7 @@ def _next_speaker(game: Game) -> None:
     """Asks the next speaker for a message, or, after the last one, everybody for a vote."""
     if game.speakers:
         game.phase, game.due = Phase.TALK, {game.speakers[0]: []}
-        game.told[game.speakers[0]].append(events.SpeakNow())
+        game.observed[game.speakers[0]].append(events.SpeakNow())
         return
     game.phase, game.due = Phase.VOTE, {}
     for seat, player in enumerate(game.players):
@@ -312,7 +314,7 @@ def say(game: Game, message: str, cut: bool) -> None:
     seat = game.speakers.pop(0)
     game.counts["messages"] += 1
     if cut:
-        game.told[seat].append(events.Cut())
+        game.observed[seat].append(events.Cut())
     game.tell_living(events.Said(game.players[seat].name, message), but=seat)
     game.asks = True
     if not _ended(game):
@@ -348,7 +350,7 @@ def count_votes(game: Game, votes: dict[int, Action]) -> None:
     _ask_movers(game)
 
 
-class Heard(NamedTuple):
+class ParsedMessage(NamedTuple):
     """A message; `start:end` are the characters of the reply that it was made of."""
 
     text: str
@@ -357,7 +359,7 @@ class Heard(NamedTuple):
     cut: bool
 
 
-def hear(reply: str, max_words: int, max_chars: int, compact: bool = False) -> Heard:
+def parse_message(reply: str, max_words: int, max_chars: int, compact: bool = False) -> ParsedMessage:
     """The message that others hear: the words of a reply up to `[END]`, on one line, within both limits; perhaps none.
 
     No message can pass for the game's own words: < > and " become ( ) and '. In compact style, which writes without
@@ -380,7 +382,7 @@ def hear(reply: str, max_words: int, max_chars: int, compact: bool = False) -> H
     if compact:
         text = in_compact(text)
     start = words[0].start() if heard else 0
-    return Heard(text, start, end, bool(words) and end < words[-1].end())
+    return ParsedMessage(text, start, end, bool(words) and end < words[-1].end())
 
 
 _NO_FORGERY = str.maketrans({"<": "(", ">": ")", '"': "'"})

@@ -185,7 +185,7 @@ class Body(NamedTuple):
 
 @dataclass
 class Game:
-    """One episode. `told` and `earned` hold what the last step brought, by seat; the rules add to them."""
+    """One episode. `observed` and `earned` hold what the last step brought, by seat; the rules add to them."""
 
     rules: Rules
     width: int
@@ -203,7 +203,7 @@ class Game:
     asks: bool = False  # whether the belief question is due now
     winner: Role | None = None
     ending: Ending | None = None
-    told: list[list[Event]] = field(default_factory=list)
+    observed: list[list[Event]] = field(default_factory=list)
     earned: list[int] = field(default_factory=list)  # deeds that shaping pays for
     counts: dict[str, int] = field(default_factory=dict)  # what happened how often, for the outcome
 
@@ -215,13 +215,13 @@ class Game:
         self.counts = dict.fromkeys(counted.split(), 0)
 
     def clear(self) -> None:
-        self.told = [[] for _ in self.players]
+        self.observed = [[] for _ in self.players]
         self.earned = [0] * len(self.players)
 
     def tell_living(self, event: Event, but: int = -1) -> None:
         for seat, player in enumerate(self.players):
             if player.alive and seat != but:
-                self.told[seat].append(event)
+                self.observed[seat].append(event)
 
     def living(self) -> tuple[str, ...]:
         return tuple(p.name for p in self.by_name if p.alive)

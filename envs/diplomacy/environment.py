@@ -119,7 +119,7 @@ class Diplomacy(TextGame):
             )
         self._power: dict[str, str] = dict(zip(self.possible_agents, powers, strict=True))
         self._agent = {power: agent for agent, power in self._power.items()}
-        self._told: dict[str, list[str]] = {
+        self._observed: dict[str, list[str]] = {
             agent: [rules(board, power, self.rounds, self.styles[agent])] for agent, power in self._power.items()
         }
         self._asks: dict[str, list[Question]] = {}
@@ -139,7 +139,7 @@ class Diplomacy(TextGame):
     def play(self, actions: Mapping[str, Any]) -> Step:
         """Plays the replies of those who must act. Others' are ignored; a missing one counts as an empty reply."""
         came_to: dict[str, dict[str, Any]] = {}  # fields of the view of whoever acted
-        self._told = {agent: [] for agent in self.possible_agents}
+        self._observed = {agent: [] for agent in self.possible_agents}
         self._asks, self._answers = {}, {}
         if self._stage is Stage.ADDRESS:
             self._address(actions, came_to)
@@ -181,7 +181,7 @@ class Diplomacy(TextGame):
         """Tells everybody the same, each in their style."""
         texts = {style: write(style) for style in set(self.styles.values())}
         for agent, style in self.styles.items():
-            self._told[agent].append(texts[style])
+            self._observed[agent].append(texts[style])
 
     # --- Talk -----------------------------------------------------------------------------------------------------
     def _addressees(self, speaker: str) -> tuple[str, ...]:
@@ -213,10 +213,10 @@ class Diplomacy(TextGame):
         one_line = "".join(" " if c.isspace() else c for c in body.strip())
         message = clean(one_line, self.message_chars)
         if len(message) < len(one_line):
-            self._told[agent].append(wording(self.styles[agent], "cut", len(message)))
+            self._observed[agent].append(wording(self.styles[agent], "cut", len(message)))
         came_to[agent] = {"entry": "message", "message": message, "span": (start, start + len(message))}
         heard = (speaker, message) if message else (speaker,)
-        self._told[listener].append(wording(self.styles[listener], "heard" if message else "silence", *heard))
+        self._observed[listener].append(wording(self.styles[listener], "heard" if message else "silence", *heard))
         self._messages += bool(message)
         self.transcript.append(f"{speaker} to {self._addressee}: {message}")
         self._ask(speaker)
@@ -288,7 +288,7 @@ class Diplomacy(TextGame):
 
     def _refused(self, agent: str, error: str) -> None:
         self._errors += 1
-        self._told[agent].append(wording(self.styles[agent], "error", error))
+        self._observed[agent].append(wording(self.styles[agent], "error", error))
 
     # --- What comes of it -----------------------------------------------------------------------------------------
     def _end(self) -> dict[str, float]:
@@ -297,7 +297,7 @@ class Diplomacy(TextGame):
         by_power = dict(zip(board.powers, board.scores().tolist(), strict=True))
         scores = {agent: float(by_power[power]) for agent, power in self._power.items()}
         for agent, power in self._power.items():
-            self._told[agent].append(ending_text(board, power, scores[agent], self.styles[agent]))
+            self._observed[agent].append(ending_text(board, power, scores[agent], self.styles[agent]))
         centres = board.centres()
         self._outcome = {
             "winner": board.winner,
@@ -331,7 +331,7 @@ class Diplomacy(TextGame):
                 turn, options = TurnKind.CHOOSE, self._addressees(power)
             elif self._stage is Stage.SAY and self._speakers[0] == power:
                 asked, turn = wording(style, "say", self._addressee), TurnKind.SPEAK
-            view.text, view.turn, view.options = "".join(self._told[agent]) + asked, turn, options
+            view.text, view.turn, view.options = "".join(self._observed[agent]) + asked, turn, options
             view.questions = tuple(self._asks.get(agent, ()))
             view.answers = self._answers.get(agent, {})
         return views

@@ -42,7 +42,7 @@ class Reader:
     units: dict[str, str] = field(default_factory=dict)  # the power of the unit in each province
     centres: dict[str, str] = field(default_factory=dict)  # the owner of each centre
     orders: list[Order] = field(default_factory=list)  # of the last moves phase
-    told: int = 0  # the number of the phase that they were given in
+    orders_phase: int = 0  # the number of the phase that they were given in
     stood: dict[str, str] = field(default_factory=dict)  # `units` in that phase
     owned: dict[str, str] = field(default_factory=dict)  # `centres` in that phase
     heard: list[tuple[str, str]] = field(default_factory=list)  # speaker and message, in the present phase
@@ -83,7 +83,7 @@ class Reader:
             self.units, self.centres = {}, {}
 
     def _begin_orders(self) -> None:
-        self.orders, self.told, self.stood, self.owned = [], self.phases, self.units, self.centres
+        self.orders, self.orders_phase, self.stood, self.owned = [], self.phases, self.units, self.centres
 
     def _compact(self, line: str) -> None:
         if match := re.fullmatch(r"(spring|fall|winter)( retreats)? (\d+)", line):
@@ -140,7 +140,7 @@ class Reader:
         elif match := re.fullmatch(r"([A-Z]+) ordered (.*)\.", line):
             if self.kind != "moves":
                 return
-            if self.told < self.phases:
+            if self.orders_phase < self.phases:
                 self._begin_orders()
             self.orders += self._ordered(match)
 

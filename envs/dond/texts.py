@@ -243,7 +243,7 @@ def heard_text(text: str | None, style: Style) -> str:
     return f"{words['proposed'] if text is None else words['message'].format(text)}\n"
 
 
-def parse_heard(text: str) -> list[tuple[str, str]]:
+def parse_events(text: str) -> list[tuple[str, str]]:
     """The events in an observation of either style, in order: ("message", text), ("proposal", ""), ("error", text), or
     ("cut", number of characters left of one's own message).
 

@@ -41,7 +41,7 @@ class Allowed(LogitsProcessor):
 
 
 @dataclass
-class GenerateSeat:
+class GenerateAgentState:
     """A seat's view, its answers to belief questions, and whether its stream has outgrown the context."""
 
     view: StreamWriter
@@ -63,61 +63,61 @@ class GenerateAgent:
         self.ends = [i for text in (END, f" {END}") for i in self.tokens.encode(text)]
         speakable = policy.speech_mask.isfinite()  # (V,)
         self.speakable = speakable.nonzero()[:, 0].tolist()
-        self._seats: dict[Key, GenerateSeat] = {}
+        self._states: dict[Key, GenerateAgentState] = {}
 
     @torch.no_grad()
     def act(self, requests: Sequence[Request]) -> list[Reply]:
         """Answers all questions at once, then replies wherever a reply is owed."""
         for r in requests:
             self._observe(r)
-        asked = [seat for r in requests if r.questions and not (seat := self._seats[r.key]).lost]
-        for seats in self._batches(asked):
-            self._answer(seats)
+        asked = [state for r in requests if r.questions and not (state := self._states[r.key]).lost]
+        for states in self._batches(asked):
+            self._answer(states)
         replies = []
         for kind in (TurnKind.CHOOSE, TurnKind.SPEAK):  # a choice is one token: it waits for no message
-            owed = {id(self._seats[r.key]): r for r in requests if r.turn == kind}
-            lost = [r for r in owed.values() if self._seats[r.key].lost]
-            replies += [Reply(r.key, "", start=len(self._seats[r.key].view.stream)) for r in lost]
-            for seats in self._batches([self._seats[r.key] for r in owed.values() if r not in lost]):
-                replies += self._reply([owed[id(seat)] for seat in seats])
+            owed = {id(self._states[r.key]): r for r in requests if r.turn == kind}
+            lost = [r for r in owed.values() if self._states[r.key].lost]
+            replies += [Reply(r.key, "", start=len(self._states[r.key].view.stream)) for r in lost]
+            for states in self._batches([self._states[r.key] for r in owed.values() if r not in lost]):
+                replies += self._reply([owed[id(state)] for state in states])
         return replies
 
     def finish(self, keys: Sequence[Key]) -> dict[Key, tuple[Stream, list[Belief]]]:
         """The streams and beliefs of finished games."""
-        seats = {key: self._seats.pop(key) for key in keys}
+        states = {key: self._states.pop(key) for key in keys}
         return {
-            key: (seat.view.stream, beliefs_of(key[1], seat.role, seat.view.asked, seat.answers))
-            for key, seat in seats.items()
+            key: (state.view.stream, beliefs_of(key[1], state.role, state.view.asked, state.answers))
+            for key, state in states.items()
         }
 
     def _observe(self, r: Request) -> None:
-        seat = self._seats.setdefault(r.key, GenerateSeat(StreamWriter(self.tokens), r.role))
-        if seat.lost:
+        state = self._states.setdefault(r.key, GenerateAgentState(StreamWriter(self.tokens), r.role))
+        if state.lost:
             return
-        length, asked = len(seat.view.stream), len(seat.view.asked)
-        seat.view.observe(r.text, r.questions, r.step)
+        length, asked = len(state.view.stream), len(state.view.asked)
+        state.view.observe(r.text, r.questions, r.step)
         if r.turn != TurnKind.WAIT:
-            seat.legal = seat.view.cue(r.options)
-        if self._free(seat) < int(r.turn != TurnKind.WAIT):
-            seat.view.cut(length, asked)
-            seat.lost = True
+            state.legal = state.view.cue(r.options)
+        if self._free(state) < int(r.turn != TurnKind.WAIT):
+            state.view.cut(length, asked)
+            state.lost = True
 
-    def _free(self, seat: GenerateSeat) -> int:
+    def _free(self, state: GenerateAgentState) -> int:
         """Most tokens of a reply for which there is room."""
-        return self.context - len(seat.view.stream) - len(self.tokens.format.after_reply)
+        return self.context - len(state.view.stream) - len(self.tokens.format.after_reply)
 
-    def _batches(self, seats: Sequence[GenerateSeat]) -> list[list[GenerateSeat]]:
+    def _batches(self, states: Sequence[GenerateAgentState]) -> list[list[GenerateAgentState]]:
         """Splits seats into groups of similar length, at most `rows` each."""
-        order = sorted(seats, key=lambda seat: len(seat.view.stream))
+        order = sorted(states, key=lambda state: len(state.view.stream))
         return [order[i : i + self.rows] for i in range(0, len(order), self.rows)]
 
     def _reply(self, requests: Sequence[Request]) -> list[Reply]:
         """Replies to turns of one kind."""
-        seats = [self._seats[r.key] for r in requests]
-        ids, mask = self._inputs([seat.view.stream.tokens for seat in seats])
+        states = [self._states[r.key] for r in requests]
+        ids, mask = self._inputs([state.view.stream.tokens for state in states])
         chooses = requests[0].turn == TurnKind.CHOOSE
-        limits = [1 if chooses else min(self.max_new_tokens, self._free(seat)) for seat in seats]
-        allowed = [seat.legal if chooses else self.speakable for seat in seats]
+        limits = [1 if chooses else min(self.max_new_tokens, self._free(state)) for state in states]
+        allowed = [state.legal if chooses else self.speakable for state in states]
         generate: Any = self.policy.lm.generate
         written = generate(
             input_ids=ids,
@@ -129,30 +129,30 @@ class GenerateAgent:
             pad_token_id=self.tokens.pad_id,
             logits_processor=LogitsProcessorList([Allowed(allowed)]),
         )[:, ids.shape[1] :].tolist()
-        return [self._said(*each) for each in zip(requests, seats, written, limits, strict=True)]
+        return [self._said(*each) for each in zip(requests, states, written, limits, strict=True)]
 
-    def _said(self, r: Request, seat: GenerateSeat, row: list[int], limit: int) -> Reply:
+    def _said(self, r: Request, state: GenerateAgentState, row: list[int], limit: int) -> Reply:
         """Makes the reply of a generated row, cut behind its end."""
         size = next((i + 1 for i in range(limit) if self.tokens.ends(row[: i + 1])), limit)
         reply = tuple(row[:size])
         chooses = r.turn == TurnKind.CHOOSE
-        text = r.options[seat.legal.index(reply[0])] if chooses else self.tokens.reply_text(reply)
-        start = seat.view.reply(reply, Kind.CHOICE if chooses else Kind.SPEECH)
-        return Reply(r.key, text, reply, start, (0.0,) * len(reply), legal=seat.legal)
+        text = r.options[state.legal.index(reply[0])] if chooses else self.tokens.reply_text(reply)
+        start = state.view.reply(reply, Kind.CHOICE if chooses else Kind.SPEECH)
+        return Reply(r.key, text, reply, start, (0.0,) * len(reply), legal=state.legal)
 
-    def _answer(self, seats: Sequence[GenerateSeat]) -> None:
+    def _answer(self, states: Sequence[GenerateAgentState]) -> None:
         """Answers each open question of the seats by a softmax over its candidates.
 
         A question beside the stream takes a row of its own.
         """
         rows: list[list[int]] = []
         due = []  # seat, candidates, row, and the place in it counted from its end
-        for seat in seats:
-            tokens, whole = seat.view.stream.tokens, len(rows)
+        for state in states:
+            tokens, whole = state.view.stream.tokens, len(rows)
             rows.append(tokens)
-            for asked in seat.view.asked[len(seat.answers) :]:
+            for asked in state.view.asked[len(state.answers) :]:
                 place = asked.position - len(tokens) if not asked.branch else -1
-                due.append((seat, asked.candidate_ids, len(rows) if asked.branch else whole, place))
+                due.append((state, asked.candidate_ids, len(rows) if asked.branch else whole, place))
                 if asked.branch:
                     rows.append([*tokens[: asked.position + 1], *asked.branch])
         ids, mask = self._inputs(rows)
@@ -160,9 +160,9 @@ class GenerateAgent:
         hidden = self.policy.lm.base_model(
             input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False
         ).last_hidden_state  # (R, T, D)
-        states = hidden[[row for _, _, row, _ in due], [place for _, _, _, place in due]]
-        for (seat, candidates, _, _), logits in zip(due, self.policy.logits(states), strict=True):
-            seat.answers.append(logits[list(candidates)].double().softmax(-1).cpu().numpy())
+        last = hidden[[row for _, _, row, _ in due], [place for _, _, _, place in due]]
+        for (state, candidates, _, _), logits in zip(due, self.policy.logits(last), strict=True):
+            state.answers.append(logits[list(candidates)].double().softmax(-1).cpu().numpy())
 
     def _inputs(self, streams: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
         """Ids and mask (R, T) of whole histories, padded on the left."""

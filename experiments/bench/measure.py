@@ -37,7 +37,7 @@ from marl.model.policy import Policy, tiny_config, tiny_lm
 from marl.model.tokens import Tokens
 from marl.rewards import add_rewards
 from marl.rewards.game import GameReward
-from marl.rollout.games import env_maker, seats
+from marl.rollout.games import env_maker, player_count
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import draw_games
 from marl.types import Episode, Kind
@@ -93,7 +93,7 @@ class Bench:
         self, env: Mapping[str, Any], settings: Settings, device: torch.device, tokens: Tokens, limits: Limits
     ) -> None:
         self.settings, self.device, self.tokens, self.limits = settings, device, tokens, limits
-        self.make_env, self.players = env_maker(env), seats(env)
+        self.make_env, self.players = env_maker(env), player_count(env)
         engines = [(OURS, point) for point in settings.points]
         if settings.baseline_games:
             beside = replace(settings.points[0], games=settings.baseline_games, dtype="float32")
@@ -127,7 +127,7 @@ class Bench:
                     row.repeats.append(self.take(row.engine, row.point))
                 except torch.OutOfMemoryError as error:
                     row.skipped = f"ran out of memory ({str(error).splitlines()[0]})"
-                say(f"{row.engine}, {row.point}, repeat {repeat + 1}: {row.skipped or spoken(row.repeats[-1])}")
+                say(f"{row.engine}, {row.point}, repeat {repeat + 1}: {row.skipped or repeat_line(row.repeats[-1])}")
                 written()
 
     def lacking(self, row: Row) -> str:
@@ -188,7 +188,8 @@ class Bench:
         order = torch.Generator().manual_seed(0)
         seconds = clocked(lambda: update(policy, None, batch, losses, optimizer, config, order), self.device)
         speed = int((batch.kind != Kind.PAD).sum()) / seconds
-        inside = sum(p.numel() for p in policy.lm.parameters()) - policy.lm.get_input_embeddings().weight.numel()
+        words = sum(p.numel() for p in policy.lm.get_input_embeddings().parameters())
+        inside = sum(p.numel() for p in policy.lm.parameters()) - words
         share = self.limits.update_share(inside, speed, point.dtype)
         return {**played, "update_tokens_per_second": speed, "update_share": share}
 
@@ -199,17 +200,18 @@ class Bench:
         ids, start = [0] * len(slots), point.context // 2
         uniform = np.full((len(slots), steps), 0.5)
 
-        def write() -> None:
-            """Makes `steps` passes. What slots hold does not matter to speed, so nothing is read into them first."""
-            engine.lengths[slots] = start
-            if steps > 1:
-                engine.write(slots, ids, [steps] * len(slots), uniform, 1.0)
-            else:
-                engine.sample(engine.read(slots, [[0]] * len(slots)), [()] * len(slots), 1.0, uniform[:, 0])
+        def write(calls: int) -> None:
+            """Makes `steps` passes a call. Nothing is read into the slots first: what they hold does not matter to speed."""
+            for _ in range(calls):
+                engine.lengths[slots] = start
+                if steps > 1:
+                    engine.write(slots, ids, [steps] * len(slots), uniform, 1.0)
+                else:
+                    engine.sample(engine.read(slots, [[0]] * len(slots)), [()] * len(slots), 1.0, uniform[:, 0])
 
-        write()
+        write(1)
         calls = -(-DECODED // steps)
-        seconds = clocked(lambda: [write() for _ in range(calls)], self.device)
+        seconds = clocked(lambda: write(calls), self.device)
         passes = calls * steps / seconds
         weights = sum(p.nbytes for p in engine.policy.lm.parameters())
         cache = len(slots) * start * engine.cache.nbytes // (engine.slots * (point.context + 1))
@@ -256,7 +258,7 @@ class Bench:
         return [*map(asdict, self.rows), *self.others]
 
 
-def spoken(repeat: Mapping[str, float | None]) -> str:
+def repeat_line(repeat: Mapping[str, float | None]) -> str:
     """One repeat in a line."""
     update = repeat.get("update_tokens_per_second")
     learned = f", update {update:,.0f} tokens/s" if update else ""

@@ -38,7 +38,7 @@ from omegaconf.errors import OmegaConfBaseException
 from experiments.launch.overrides import Check, Checker, Plan, one_line, without_hydra
 from experiments.launch.terminal import labelled, say, say_error
 from marl.common.errors import UserError, check_settings
-from marl.common.secrets import told
+from marl.common.secrets import redacted
 
 Task = Callable[[DictConfig], Any]
 GOES_ON = "The same command goes on from what is there."
@@ -162,7 +162,7 @@ class Job:
     def __call__(self, cfg: DictConfig) -> Any:
         hydra, sweep = HydraConfig.get(), self.swept is not None
         given = list(hydra.overrides.task)
-        name = told([each for each in given if each.partition("=")[0] in (self.swept or ())] or given)
+        name = redacted([each for each in given if each.partition("=")[0] in (self.swept or ())] or given)
         side_by_side = os.getpid() != self.command and "submitit_folder" not in hydra.launcher
         if side_by_side:
             end_with(self.command)

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from marl.common.errors import UserError, check_settings, nearest
-from marl.common.secrets import told
+from marl.common.secrets import redacted
 
 Check = Callable[[DictConfig, Callable[..., DictConfig]], None]
 MAY_BE_NULL = ("compare", "model.lora")  # settings of a command that take null, though their default is not null
@@ -166,7 +166,7 @@ class Checker:
             return self.parser.parse_override(text)
         except HydraException:
             quoting = "quote a value that has spaces, commas or brackets, as in 'name=\"a, b\"'"
-            raise UserError(f"{told([text])} is not a setting: write KEY=VALUE, and {quoting}.") from None
+            raise UserError(f"{redacted([text])} is not a setting: write KEY=VALUE, and {quoting}.") from None
 
     def chooses_file(self, override: Override) -> bool:
         """Tells whether this chooses a configuration file, or where such files are searched."""
@@ -188,7 +188,7 @@ class Checker:
         own = parent.startswith(REMOVABLE) and term and not str(term).startswith("marl.")
         if own and not nearest(name, OmegaConf.select(config, parent)):
             added = f"+{key}={value}"
-            return f"{parent} was given without {name}. If {term} has it, add a plus sign: {told([added])}"
+            return f"{parent} was given without {name}. If {term} has it, add a plus sign: {redacted([added])}"
         hydras = key.startswith("hydra")
         near = nearest(key, [name for name in (*known, *named(config)) if name.startswith("hydra") == hydras])
         return f"{key} is not a setting; {near or '--cfg job lists them all'}."
@@ -196,7 +196,7 @@ class Checker:
 
 def shown(override: Override) -> str:
     """The override without what might be a secret."""
-    return told([str(override.input_line)])
+    return redacted([str(override.input_line)])
 
 
 def choices(override: Override) -> list[str]:

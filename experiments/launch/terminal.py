@@ -16,7 +16,7 @@ STDOUT, STDERR = 1, 2  # file descriptors
 
 
 @contextmanager
-def unheard(stream: int) -> Iterator[None]:
+def ignoring_broken_pipe(stream: int) -> Iterator[None]:
     """Keeps a run going after its reader has left, as in `... | head -1`. What is written goes nowhere then."""
     try:
         yield
@@ -28,7 +28,7 @@ def unheard(stream: int) -> Iterator[None]:
 
 def say(line: str) -> None:
     """Writes a line that stays, above any progress bar. Escapes halves of surrogate pairs: no terminal shows them."""
-    with unheard(STDOUT):
+    with ignoring_broken_pipe(STDOUT):
         tqdm.write(line.encode(errors="backslashreplace").decode(), file=sys.stdout)
         sys.stdout.flush()
 
@@ -83,26 +83,26 @@ class Bar(Progress):
         self._enabled = enabled
         self._bar: tqdm | None = None
         self._name, self._done, self._total = "", 0, 0
-        self._told, self._told_of = time.monotonic(), 0
+        self._reported_at, self._reported = time.monotonic(), 0
 
     def stage(self, name: str, total: int) -> None:
         self.close()
         self._name, self._done, self._total = name, 0, total
-        self._told, self._told_of = time.monotonic(), 0
+        self._reported_at, self._reported = time.monotonic(), 0
         if self._enabled and sys.stderr.isatty():
-            with unheard(STDERR):
+            with ignoring_broken_pipe(STDERR):
                 # Its clock goes on while nothing is done, and its speed is the average since the start.
                 self._bar = tqdm(total=total, desc=name, leave=False, dynamic_ncols=True, miniters=0, smoothing=0)
 
     def advance(self, done: int = 1) -> None:
         self._done += done
         if self._bar is not None:
-            with unheard(STDERR):
+            with ignoring_broken_pipe(STDERR):
                 self._bar.update(done)
             return
         now = time.monotonic()
-        if self._enabled and now - self._told >= (self.EVERY if self._done > self._told_of else self.STILL):
-            self._told, self._told_of = now, self._done
+        if self._enabled and now - self._reported_at >= (self.EVERY if self._done > self._reported else self.STILL):
+            self._reported_at, self._reported = now, self._done
             say(f"{self._name}: {self._done} of {self._total}")
 
     def count(self, name: str, done: int, total: int) -> None:
@@ -113,11 +113,11 @@ class Bar(Progress):
 
     def close(self) -> None:
         if self._bar is not None:
-            with unheard(STDERR):
+            with ignoring_broken_pipe(STDERR):
                 self._bar.close()
             self._bar = None
 
 
 def say_error(sentence: str) -> None:
-    with unheard(STDERR):
+    with ignoring_broken_pipe(STDERR):
         print(sentence, file=sys.stderr, flush=True)

@@ -83,15 +83,15 @@ def check_losses(spec: RunSpec) -> None:
 
 def check_intents_are_read(spec: RunSpec) -> None:
     """Refuses what learners that are told intents (`algo.intents`) would ignore, or cannot be told them with."""
-    told = getattr(spec.algo, "intents", None)
-    if not told:
+    intents_folder = getattr(spec.algo, "intents", None)
+    if not intents_folder:
         return
     if any_reads(spec.losses, "planned"):
-        raise UserError(f"loss.plan: with algo.intents={told} no claim is planned. Drop one of them.")
-    check_whole_claims(spec.env, f"algo.intents={told}")
-    for role, seats in spec.cast.items():
-        if seats.pool:
-            raise UserError(f"cast.{role}.pool={seats.pool}: past selves are told no intents; must be 0")
+        raise UserError(f"loss.plan: with algo.intents={intents_folder} no claim is planned. Drop one of them.")
+    check_whole_claims(spec.env, f"algo.intents={intents_folder}")
+    for role, config in spec.cast.items():
+        if config.pool:
+            raise UserError(f"cast.{role}.pool={config.pool}: past selves are told no intents; must be 0")
 
 
 def check_rewards(spec: RunSpec) -> None:
@@ -99,7 +99,7 @@ def check_rewards(spec: RunSpec) -> None:
     for name, reward in spec.rewards.items():
         if (credited := getattr(reward, "credits", "turn")) not in CREDITS:
             raise UserError(f"reward.{name}.credits={credited!r}: must be one of {', '.join(CREDITS)}")
-        listening = {r: seats for r, seats in spec.cast.items() if r not in getattr(reward, "adversaries", ())}
+        listening = {r: config for r, config in spec.cast.items() if r not in getattr(reward, "adversaries", ())}
         if getattr(reward, "resamples", 0) and CHAT in players_of(listening):
             raise UserError(
                 f"reward.{name}.baseline=resampled: a listener is an endpoint, whose belief cannot be read again; must "

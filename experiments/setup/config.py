@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from omegaconf import DictConfig, OmegaConf
 
 from marl.common.errors import LARGEST, UserError, check_range, check_sizes, check_temperature
-from marl.common.secrets import told
+from marl.common.secrets import redacted
 from marl.losses import READS
-from marl.rollout.cast import Seats
+from marl.rollout.cast import RoleConfig
 
 T = TypeVar("T")
 WORDS = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
@@ -51,15 +51,15 @@ class EvalConfig:
         check_range(self, "eval", "[1, inf)", "final_games")
         check_temperature(self.temperature, "eval.temperature")
 
-    def seating(self, cast: Mapping[str, Seats]) -> dict[str, Seats]:
+    def evaluation_cast(self, cast: Mapping[str, RoleConfig]) -> dict[str, RoleConfig]:
         """Returns who plays in evaluation, given who plays in training."""
-        settings = {role: dataclasses.asdict(seats.without_pool()) for role, seats in cast.items()}
+        settings = {role: dataclasses.asdict(config.without_pool()) for role, config in cast.items()}
         for role, changes in self.cast.items():
             settings[role] = {**settings.get(role, {}), **changes}
         found = cast_of(settings, "eval.cast")
-        for role, seats in found.items():
-            if seats.pool:
-                raise UserError(f"eval.cast.{role}.pool={seats.pool}: past selves play in training only. Leave it out")
+        for role, config in found.items():
+            if config.pool:
+                raise UserError(f"eval.cast.{role}.pool={config.pool}: past selves play in training only. Leave it out")
         return found
 
 
@@ -70,9 +70,9 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
     return {str(k): v for k, v in container.items()}
 
 
-def cast_of(settings: Mapping[str, Any], where: str = "cast") -> dict[str, Seats]:
+def cast_of(settings: Mapping[str, Any], where: str = "cast") -> dict[str, RoleConfig]:
     """Returns who plays each role, from the settings `cast.ROLE.*`."""
-    return {role: make(Seats, seats, f"{where}.{role}") for role, seats in settings.items()}
+    return {role: make(RoleConfig, config, f"{where}.{role}") for role, config in settings.items()}
 
 
 def terms(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -161,4 +161,4 @@ def _value(hint: Any, value: Any, where: str) -> Any:
 
 def _given(name: str, value: Any) -> str:
     """Returns NAME=VALUE, without what might be a secret."""
-    return told([f"{name}={value}"])
+    return redacted([f"{name}={value}"])

@@ -39,8 +39,8 @@ from marl.model.loading import longest_stream
 from marl.model.policy import Policy
 from marl.planning.planner import SUFFIX
 from marl.pretraining.base import base_policy
-from marl.rollout.cast import Seats, by_role
-from marl.rollout.games import seats
+from marl.rollout.cast import RoleConfig, by_role
+from marl.rollout.games import player_count
 from marl.rollout.rollout import Cast
 from marl.storage.checkpoint import frozen_base, model_digest, started_from
 from marl.storage.folder import CONFIG, run_settings
@@ -48,19 +48,19 @@ from marl.storage.folder import CONFIG, run_settings
 TELLS = {"env": "env.game", "model": "model.kind", "base": "base.data"}  # the setting that sets a group's choices apart
 
 
-def role_against_role(first: Agent, second: Agent, cast: Mapping[str, Seats], partner: Agent | None) -> Cast:
+def role_against_role(first: Agent, second: Agent, cast: Mapping[str, RoleConfig], partner: Agent | None) -> Cast:
     """Seats the first player in the cast's first role, with its partner if there is one, the second in all others."""
     (name, own), *others = cast.items()
     agents = {"first": first, "second": second, "partner": partner or first}
-    seating = {name: Seats("first", "partner", own.partners if partner else 0.0)}
-    return by_role({**seating, **{role: Seats("second") for role, _ in others}}, agents)
+    own_role = {name: RoleConfig("first", "partner", own.partners if partner else 0.0)}
+    return by_role({**own_role, **{role: RoleConfig("second") for role, _ in others}}, agents)
 
 
 def find_player(name: str, spec: PlaySpec, device: torch.device, beside: str, setting: str = "players") -> Agent:
     """Makes a player by name. `beside`: the other player's name, whose base `base` means; `setting`: what names it."""
     if name == CHAT and spec.chat is not None:
         return spec.chat
-    limits, game, places = spec.algo, spec.env["game"], seats(spec.env)
+    limits, game, seats_per_game = spec.algo, spec.env["game"], player_count(spec.env)
     if not is_model(name):
         return text_player(name, spec.env, setting)
     if bare(name) == "base":
@@ -69,7 +69,7 @@ def find_player(name: str, spec: PlaySpec, device: torch.device, beside: str, se
         called, policy = called_in_games(name), run_policy(name, game, device)
         style = style_of(policy_folder(name), spec.env)
     how = (spec.planner, spec.cicero)
-    return model_player(name, called, policy, limits, places, spec.temperature, *how, game, style)
+    return model_player(name, called, policy, limits, seats_per_game, spec.temperature, *how, game, style)
 
 
 def is_model(name: str) -> bool:
@@ -105,9 +105,9 @@ def check_names(names: Sequence[str], voices: Sequence[str | None], game: str) -
                 f"voices[{number}]={voice} would make the proposals of players[{number}]={name} too, so that none is "
                 "planned. Choose voices=[] or planner=none."
             )
-        if voice not in (None, "silence") and (told := next(filter(reads_intents, (name, voice)), "")):
+        if voice not in (None, "silence") and (who := next(filter(reads_intents, (name, voice)), "")):
             raise UserError(
-                f"voices[{number}]={voice}: {told} reads intents, which another's voice is not told. Choose voices=[]."
+                f"voices[{number}]={voice}: {who} reads intents, which another's voice is not told. Choose voices=[]."
             )
 
 
@@ -156,7 +156,7 @@ def with_planners(names: Sequence[str], env: Mapping[str, Any], first_plans: boo
     return found
 
 
-def voiced(player: Agent, voice: str | None, spec: PlaySpec, device: torch.device, beside: str) -> Agent:
+def with_voice(player: Agent, voice: str | None, spec: PlaySpec, device: torch.device, beside: str) -> Agent:
     """Returns the player with another's voice: its messages are `voice`'s, or none at all (`silence`)."""
     if voice is None:
         return player

@@ -30,11 +30,11 @@ from marl.model.lora import adapter_bytes
 from marl.planning.planner import SLOTS
 from marl.pretraining.config import ModelConfig
 from marl.rollout.cast import players_of
-from marl.rollout.games import seats
+from marl.rollout.games import player_count
 from marl.storage.checkpoint import adapter_base, is_adapter, model_digest
 
 
-def with_room(spec: PlaySpec, games: int, players: Sequence[tuple[str, str]], device: torch.device) -> PlaySpec:
+def fit_to_memory(spec: PlaySpec, games: int, players: Sequence[tuple[str, str]], device: torch.device) -> PlaySpec:
     """Returns the specification with `algo.concurrency` lowered to what fits into memory, and says what caches take.
 
     `players`: each with the player beside it, as `find_player` takes them. UserError where not even one game fits.
@@ -56,7 +56,9 @@ def with_room(spec: PlaySpec, games: int, players: Sequence[tuple[str, str]], de
         else:
             continue
         runs += [str(action)] if (action := action_model(name)) else []
-        caches += caches_of(name, config, algo.context, seats(spec.env), spec.cicero, bf16=algo.play_bf16, dtype=dtype)
+        caches += caches_of(
+            name, config, algo.context, player_count(spec.env), spec.cicero, bf16=algo.play_bf16, dtype=dtype
+        )
     if not caches:
         return spec
     models += bytes_of_players(runs, algo.context, held)

@@ -19,23 +19,33 @@ from experiments.setup.config import make
 from experiments.setup.lookahead import check_planner, is_planner, planner_agent, planner_digest
 from marl.agents.base import Agent
 from marl.agents.chat import CHAT
-from marl.agents.model import PlayConfig, model_agent, room
+from marl.agents.model import PlayConfig, model_agent, model_agent_settings
 from marl.agents.text import TextAgent
 from marl.common.errors import UserError
 from marl.common.files import digest, read_json
 from marl.decoding.memory import Slots
 from marl.decoding.probes import size_of
-from marl.intents.agent import ACTION, CICERO, NONSENSE, PARTS, CiceroAgent, CiceroConfig, Parts, ToldAgent, told_agent
+from marl.intents.agent import (
+    ACTION,
+    CICERO,
+    NONSENSE,
+    PARTS,
+    CiceroAgent,
+    CiceroConfig,
+    IntentConditionedAgent,
+    Parts,
+    intent_conditioned_agent,
+)
 from marl.intents.among_us_agent import TableAgent
 from marl.intents.press_agent import PressAgent
-from marl.intents.streams import TOLD
+from marl.intents.streams import INTENT_ARMS
 from marl.intents.talker import Talker
 from marl.model.loading import load_config
 from marl.model.lora import adapter_bytes, read_adapter
 from marl.model.policy import Policy
 from marl.planning.planner import GAMES as PLANNED
 from marl.planning.planner import SLOTS, SUFFIX, PlannerConfig, planning_agent
-from marl.rollout.cast import LEARNERS, PAST, Seats, players_of, seats_per_player
+from marl.rollout.cast import LEARNERS, PAST, RoleConfig, players_of, seats_per_player
 from marl.rollout.games import env_maker, game_module, scripted
 from marl.storage.checkpoint import adapter_base, folder_digest, is_adapter, load_policy, read_card, started_from
 from marl.storage.folder import CARD, CONFIG, run_around, run_settings
@@ -103,7 +113,7 @@ def bare(name: str) -> str:
 
 def action_model(name: str, told: Path | None = None) -> Path | None:
     """Returns the folder of the model that plans for a player, if it is there. `told`: see `caches_of`."""
-    found: Any = bare(name) if name.endswith(CICERO) else told or told_of(name).get("intents")
+    found: Any = bare(name) if name.endswith(CICERO) else told or intent_settings_of(name).get("intents")
     return Path(found) / ACTION if found and (Path(found) / ACTION).is_dir() else None
 
 
@@ -113,7 +123,7 @@ def more_slots(name: str, cicero: CiceroConfig, told: Path | None = None) -> tup
     if name.endswith(CICERO):
         return TALKERS.get(str(read_card(policy_folder(name)).get("game")), CiceroAgent).more_slots(cicero)
     if action_model(name, told):
-        return ToldAgent.more_slots(cicero)
+        return IntentConditionedAgent.more_slots(cicero)
     return SLOTS if name.endswith(SUFFIX) else 0, 0
 
 
@@ -160,7 +170,7 @@ def check_plans(name: str, env: Mapping[str, Any]) -> None:
         )
     if bare(name) != "base" and not is_run(name):
         raise UserError(f"{name}: {bare(name)} has no policy to plan from. Name a run's folder or base.")
-    if told_of(name):
+    if intent_settings_of(name):
         raise UserError(f"{name}: it learned under intents (algo.intents), which plans leave out. Leave out {SUFFIX}.")
 
 
@@ -184,7 +194,7 @@ def planner_of(limits: PlayConfig) -> PlannerConfig:
     return replace(found, choose="sample") if found.choose == "own" else found
 
 
-def played_as(cast: Mapping[str, Seats], limits: PlayConfig) -> dict[str, Any]:
+def played_as(cast: Mapping[str, RoleConfig], limits: PlayConfig) -> dict[str, Any]:
     """Returns what decides how these players play, beside their names: digests of runs' policies, and settings of
     planners. Empty where nobody is either."""
     names = players_of(cast)
@@ -194,8 +204,8 @@ def played_as(cast: Mapping[str, Seats], limits: PlayConfig) -> dict[str, Any]:
     planner = asdict(planner_of(limits)) if any(name.endswith(SUFFIX) for name in names) else {}
     talkers = {name: intents_digest(name) for name in names if name.endswith(CICERO)}
     cicero: dict[str, Any] = {"models": talkers, "settings": asdict(cicero_of(limits))} if talkers else {}
-    if (told := intents_of(limits)) and {*names} & {*LEARNERS}:
-        cicero |= {"learners": folder_digest(told / ACTION), "settings": asdict(cicero_of(limits))}
+    if (intents_folder := intents_of(limits)) and {*names} & {*LEARNERS}:
+        cicero |= {"learners": folder_digest(intents_folder / ACTION), "settings": asdict(cicero_of(limits))}
     about = {"policies": runs, "planner": planner, "cicero": cicero}
     return {name: how for name, how in about.items() if how}
 
@@ -212,18 +222,18 @@ def intents_of(limits: PlayConfig) -> Path | None:
     return Path(found) if found else None
 
 
-def told_in(algo: Mapping[str, Any]) -> dict[str, Any]:
+def intent_settings_in(algo: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings `intents` and `cicero` of a run whose learners are told intents, from its `algo.*`; empty
     for other runs."""
     how = make(CiceroConfig, algo.get("cicero") or {}, "algo.cicero")
     return {"intents": algo["intents"], "cicero": how} if algo.get("intents") else {}
 
 
-def told_of(name: str) -> dict[str, Any]:
-    """Returns `told_in` of the run that a player's name means; empty if it means none. UserError where the folder of
-    its intents is gone."""
+def intent_settings_of(name: str) -> dict[str, Any]:
+    """Returns `intent_settings_in` of the run that a player's name means; empty if it means none. UserError where the
+    folder of its intents is gone."""
     run = run_of(name)
-    found = told_in(run_settings(run)["algo"]) if (run / CONFIG).is_file() else {}
+    found = intent_settings_in(run_settings(run)["algo"]) if (run / CONFIG).is_file() else {}
     if found and not (Path(found["intents"]) / ACTION).is_dir():
         raise UserError(
             f"{run.name} learned under the intents of {found['intents']} (algo.intents), which is not there. Put it "
@@ -234,29 +244,31 @@ def told_of(name: str) -> dict[str, Any]:
 
 def player_digest(name: str) -> str:
     """Returns the digest of a run's policy, with that of the model that plans the intents which it is told, if any."""
-    told = told_of(name)
-    action = f" told {folder_digest(Path(told['intents']) / ACTION)}" if told else ""
+    intent_settings = intent_settings_of(name)
+    action = f" told {folder_digest(Path(intent_settings['intents']) / ACTION)}" if intent_settings else ""
     return folder_digest(policy_folder(name)) + action
 
 
 def reads_intents(name: str) -> bool:
     """Returns whether this player reads intents in its own stream."""
     parts = Path(bare(name)) / PARTS
-    told = name.endswith(CICERO) and parts.is_file() and read_json(parts).get("arm") in TOLD
-    return told or bool(told_of(name))
+    trained_on_intents = name.endswith(CICERO) and parts.is_file() and read_json(parts).get("arm") in INTENT_ARMS
+    return trained_on_intents or bool(intent_settings_of(name))
 
 
 def check_intents(limits: PlayConfig, env: Mapping[str, Any]) -> None:
     """Refuses `algo.intents` in another game, folders that no study wrote, and an action model of another style."""
-    told, game = intents_of(limits), env["game"]
-    if told and game != "dond":
-        raise UserError(f"algo.intents={told}: learners of env.game={game} are told none. Set it to null")
-    if told and not (told / PARTS).is_file():
+    intents_folder, game = intents_of(limits), env["game"]
+    if intents_folder and game != "dond":
+        raise UserError(f"algo.intents={intents_folder}: learners of env.game={game} are told none. Set it to null")
+    if intents_folder and not (intents_folder / PARTS).is_file():
         raise UserError(
-            f"algo.intents={told}: no intents were trained here. Name a folder of experiments.studies.intents"
+            f"algo.intents={intents_folder}: no intents were trained here. Name a folder of experiments.studies.intents"
         )
-    if told and (style := style_of(told / ACTION, env)) not in (None, env["style"]):
-        raise UserError(f"env.style={env['style']}: the action model of algo.intents={told} reads {style}. Set it so.")
+    if intents_folder and (style := style_of(intents_folder / ACTION, env)) not in (None, env["style"]):
+        raise UserError(
+            f"env.style={env['style']}: the action model of algo.intents={intents_folder} reads {style}. Set it so."
+        )
 
 
 def intents_digest(name: str) -> str:
@@ -271,7 +283,7 @@ def model_player(
     called: str,
     policy: Policy,
     limits: PlayConfig,
-    seats: int,
+    seats_per_game: int,
     temperature: float,
     planner: PlannerConfig,
     cicero: CiceroConfig,
@@ -285,17 +297,19 @@ def model_player(
     """
     if name.endswith(CICERO):
         parts = Parts.load(Path(bare(name)), policy.device, policy, game)
-        own = room(limits, seats, temperature)
+        own = model_agent_settings(limits, seats_per_game, temperature)
         if game == "among_us":
             return TableAgent(called, parts, cicero, style=style, **own)
         talker = PressAgent if game == "diplomacy" else CiceroAgent
         return talker(called, parts, cicero, game, style=style, **own)
     if name.endswith(SUFFIX):
-        return planning_agent(called, policy, limits, seats, temperature, planner, game, style=style)
-    if told := told_of(name):
-        folder = Path(told["intents"])
-        return told_agent(called, policy, limits, seats, temperature, folder, told["cicero"], style)
-    return model_agent(called, policy, limits, seats, temperature, style)
+        return planning_agent(called, policy, limits, seats_per_game, temperature, planner, game, style=style)
+    if intent_settings := intent_settings_of(name):
+        folder = Path(intent_settings["intents"])
+        return intent_conditioned_agent(
+            called, policy, limits, seats_per_game, temperature, folder, intent_settings["cicero"], style
+        )
+    return model_agent(called, policy, limits, seats_per_game, temperature, style)
 
 
 def policy_folder(name: str) -> Path:
@@ -367,18 +381,18 @@ def run_policy(name: str, game: str, device: torch.device, like: Policy | None =
     return policy
 
 
-def check_players(cast: Mapping[str, Seats], env: Mapping[str, Any], table: Any) -> None:
+def check_players(cast: Mapping[str, RoleConfig], env: Mapping[str, Any], table: Any) -> None:
     """Refuses a cast that this game cannot have, and players that do not exist. `table`: an environment of `env`."""
     game, held = env["game"], seats_per_player(cast, table)
-    for role, seats in cast.items():
-        if seats.player in LEARNERS and not held[seats.player]:
-            raise UserError(f"cast.{role}.partners={seats.partners:g}: leaves no seat to {seats.player}, who learns")
-        if seats.pool and not seats.partners:
+    for role, config in cast.items():
+        if config.player in LEARNERS and not held[config.player]:
+            raise UserError(f"cast.{role}.partners={config.partners:g}: leaves no seat to {config.player}, who learns")
+        if config.pool and not config.partners:
             raise UserError(
-                f"cast.{role}.pool={seats.pool}: past selves hold no seat. Set cast.{role}.partners, as 0.5 for half "
+                f"cast.{role}.pool={config.pool}: past selves hold no seat. Set cast.{role}.partners, as 0.5 for half "
                 "of the games."
             )
-    pooled = [seats.player for seats in cast.values() if seats.pool]
+    pooled = [config.player for config in cast.values() if config.pool]
     if len(set(pooled)) < len(pooled):
         raise UserError(
             f"cast.*.pool: two roles have past selves of {pooled[0]}, which is one player. Set one pool to 0"
@@ -403,7 +417,7 @@ def check_players(cast: Mapping[str, Seats], env: Mapping[str, Any], table: Any)
                 if other != name:
                     raise UserError(f"{name} and {other} would be called the same in transcripts; rename a folder")
             except UserError as error:
-                role = next(role for role, seats in cast.items() if name in (seats.player, seats.partner_player))
+                role = next(role for role, config in cast.items() if name in (config.player, config.partner_player))
                 raise UserError(
                     f"cast.{role}: {name} is none of learner, rival, base, chat, a finished run or a scripted player. "
                     f"{error}"
@@ -439,7 +453,7 @@ def bytes_of_players(names: Iterable[str], context: int, held: Collection[str] =
 
 
 def player_slots(
-    cast: Mapping[str, Seats],
+    cast: Mapping[str, RoleConfig],
     env: Any,
     limits: PlayConfig,
     configs: Mapping[str, PreTrainedConfig],
@@ -452,7 +466,7 @@ def player_slots(
     `bytes_of_players`.
     """
     caches, runs, past = [], [], 0
-    for name, seats in seats_per_player(cast, env).items():
+    for name, count in seats_per_player(cast, env).items():
         known = bare(name).removeprefix(PAST)
         run = known not in configs and is_run(name)
         if run or known in configs:
@@ -460,7 +474,7 @@ def player_slots(
             weights = player_dtype(name) if run else dtype
             told = intents_of(limits) if name in LEARNERS else None
             caches += caches_of(
-                name, config, limits.context, seats, cicero_of(limits), told, bf16=limits.play_bf16,
+                name, config, limits.context, count, cicero_of(limits), told, bf16=limits.play_bf16,
                 games=limits.games, dtype=weights,
             )  # fmt: skip
             action = action_model(name, told)
@@ -470,7 +484,7 @@ def player_slots(
 
 
 def seat_players(
-    cast: Mapping[str, Seats],
+    cast: Mapping[str, RoleConfig],
     table: Any,
     env: Mapping[str, Any],
     base: Policy,
@@ -517,8 +531,10 @@ def seat_players(
         asked = next(n for n, other in called.items() if other == name)
         how = (planner_of(limits), cicero_of(limits))
         agent: Agent
-        if asked in LEARNERS and (told := intents_of(limits)):
-            agent = told_agent(name, policies[name], limits, room_for, temperature, told, cicero_of(limits), style)
+        if asked in LEARNERS and (intents_folder := intents_of(limits)):
+            agent = intent_conditioned_agent(
+                name, policies[name], limits, room_for, temperature, intents_folder, cicero_of(limits), style
+            )
         else:
             agent = model_player(asked, name, policies[name], limits, room_for, temperature, *how, game, style)
         found |= {n: agent for n, other in called.items() if other == name}

@@ -37,7 +37,7 @@ from marl.model.lora import AdapterConfig
 from marl.planning.planner import PlannerConfig
 from marl.pretraining.config import BaseConfig, ModelConfig
 from marl.rewards import Reward
-from marl.rollout.cast import Seats, cast_settings, learners_of, players_of
+from marl.rollout.cast import RoleConfig, cast_settings, learners_of, players_of
 from marl.rollout.games import env_maker, scripted, without_later
 from marl.storage.checkpoint import CheckpointConfig
 from marl.storage.folder import ELSEWHERE
@@ -60,7 +60,7 @@ class Spec:
     """The game, who plays it, and what models are: the part that every command has."""
 
     env: Mapping[str, Any]
-    cast: Mapping[str, Seats]  # who plays each role
+    cast: Mapping[str, RoleConfig]  # who plays each role
     model: ModelConfig
     critic: str  # what it sees: `private`, or `privileged` for hidden facts too
     base: BaseConfig
@@ -196,9 +196,9 @@ class RunSpec(Spec):
         return {**self.env, **self.eval.env}
 
     @property
-    def test_cast(self) -> dict[str, Seats]:
+    def test_cast(self) -> dict[str, RoleConfig]:
         """Names of the players in evaluation."""
-        return self.eval.seating(self.cast)
+        return self.eval.evaluation_cast(self.cast)
 
 
 # --- From the configuration -------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def run_spec(cfg: DictConfig) -> RunSpec:
     measured = zero_weights(settings)
     common = common_settings(settings)
     evaluation = make(EvalConfig, settings["eval"], "eval")
-    names = {*players_of(common["cast"]), *players_of(evaluation.seating(common["cast"]))}
+    names = {*players_of(common["cast"]), *players_of(evaluation.evaluation_cast(common["cast"]))}
     chats = CHAT in names
     return RunSpec(
         **common,

@@ -67,11 +67,11 @@ class Work:
                 raise UserError(
                     f"cast: {CHAT} plays in runs of one process, whose calls can be counted. Start without torchrun."
                 )
-            for role, seats in spec.cast.items():
-                if seats.pool:
+            for role, config in spec.cast.items():
+                if config.pool:
                     raise UserError(
-                        f"cast.{role}.pool={seats.pool}: past selves play in one process only. Start without torchrun, "
-                        "or set it to 0."
+                        f"cast.{role}.pool={config.pool}: past selves play in one process only. Start without "
+                        "torchrun, or set it to 0."
                     )
         make_env, make_test_env = env_maker(spec.env), env_maker(spec.test_env)
         check_players(spec.cast, spec.env, make_env())
@@ -181,10 +181,10 @@ def computed_with(spec: RunSpec, device: torch.device) -> dict[str, Any]:
 def inputs_of(spec: RunSpec) -> dict[str, str]:
     """Returns what a run reads beside its base, by name, as digests: files of games, policies of other runs, data."""
     found = dict(file_digests(spec.env, spec.test_env).get("files", {}))
-    for seating in (spec.cast, spec.test_cast):
-        found |= played_as(seating, spec.algo).get("policies", {})
-    if told := intents_of(spec.algo):
-        found[f"algo.intents={told}"] = folder_digest(told / ACTION)
+    for cast in (spec.cast, spec.test_cast):
+        found |= played_as(cast, spec.algo).get("policies", {})
+    if intents_folder := intents_of(spec.algo):
+        found[f"algo.intents={intents_folder}"] = folder_digest(intents_folder / ACTION)
     if spec.human_data:
         found["data.dond"] = digest(data_files(Path(spec.human_data)))
     for name, run in spec.init.items():
@@ -196,17 +196,17 @@ def check_listeners(spec: RunSpec) -> None:
     """Refuses a speaking reward for the beliefs of a player who never listens: it might be 0 throughout."""
     for term, reward in spec.rewards.items():
         deaf = getattr(reward, "adversaries", ())
-        seated = players_of({role: seats for role, seats in spec.cast.items() if role not in deaf})
-        hearing = [name for name in seated if believes(name)]
+        seated = players_of({role: config for role, config in spec.cast.items() if role not in deaf})
+        listeners = [name for name in seated if answers_questions(name)]
         for name in getattr(reward, "players", ()):
-            if name not in (*hearing, *(called_in_games(each) for each in hearing if "/" in each)):
+            if name not in (*listeners, *(called_in_games(each) for each in listeners if "/" in each)):
                 raise UserError(
-                    f"reward.{term}.players: {name} is none of those who listen, {', '.join(hearing)}. Name one of "
+                    f"reward.{term}.players: {name} is none of those who listen, {', '.join(listeners)}. Name one of "
                     "them, or seat it (cast.ROLE.partner and partners)."
                 )
 
 
-def believes(player: str) -> bool:
+def answers_questions(player: str) -> bool:
     """Returns whether a player answers belief questions: language models do, scripts and endpoints don't."""
     return player in LEARNERS or player.startswith(PAST) or bare(player) == "base" or is_run(bare(player))
 

@@ -33,16 +33,16 @@ from experiments.studies.talkers import (
     Figures,
     SeedModels,
     SeedTables,
+    cached_figures,
     card,
     draw_panels,
-    kept,
     limits_of,
     publish,
     refused,
     save_player,
 )
 from marl.agents.base import Agent
-from marl.agents.model import model_agent, room
+from marl.agents.model import model_agent, model_agent_settings
 from marl.common.errors import UserError, check_count, check_counts, check_temperature
 from marl.common.files import digest, read_json, reading_kept, write_json
 from marl.intents.agent import ACTION, DIALOGUE, CiceroConfig, Parts
@@ -57,7 +57,7 @@ from marl.metrics.tables import TableRow, write_csv
 from marl.model.policy import Policy
 from marl.pretraining.config import Lesson
 from marl.report.transcripts import write_episodes
-from marl.rollout.games import env_maker, seats
+from marl.rollout.games import env_maker, player_count
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import EVALUATION, draw_games
 from marl.storage.checkpoint import folder_digest
@@ -106,7 +106,7 @@ def main(cfg: DictConfig) -> None:
         made = make_models(seed, cfg, spec, place)
         save_player(Path(cfg.runs) / f"among-us-intents-s{seed}", made.folders, seed)
         path = place.cells / f"words-s{seed}-{digest(measured_by(made, cfg))[:8]}.json"
-        figures = kept(path, partial(words, made, cfg, path.with_suffix(".csv.gz")))
+        figures = cached_figures(path, partial(words, made, cfg, path.with_suffix(".csv.gz")))
         if seed == cfg.seeds[0]:
             publish(path.with_suffix(".csv.gz"), place.out / "control.csv.gz")
         figures |= play(made, cfg, spec, place)
@@ -155,9 +155,9 @@ def make_models(seed: int, cfg: DictConfig, spec: PlaySpec, place: Workspace) ->
         talking = partial(place.bar.count, f"seed {seed}: dialogue model")
         return dialogue_model(action, later, games, annotate(action, games), talking), {}
 
-    told = {"env": env, "start": start, "base": asdict(later)}
-    talks = Path(cfg.cache) / f"among-us-dialogue-s{seed}-{digest(told)[:8]}"
-    dialogue = kept_policy(talks, {"kind": "dialogue", **told}, talk, place.device, say, "among_us")
+    made_of = {"env": env, "start": start, "base": asdict(later)}
+    talks = Path(cfg.cache) / f"among-us-dialogue-s{seed}-{digest(made_of)[:8]}"
+    dialogue = kept_policy(talks, {"kind": "dialogue", **made_of}, talk, place.device, say, "among_us")
     place.bar.close()
 
     @cache
@@ -292,12 +292,12 @@ def games_of(
 ) -> dict[str, Any]:
     """Plays an arm. Returns who won each game, and how; and the counts of draws and refusals."""
     limits = replace(spec.algo, games=count, concurrency=min(cfg.concurrency, count))
-    plain: Agent = model_agent(BASE, made.dialogue, limits, seats(made.env), cfg.temperature)
+    plain: Agent = model_agent(BASE, made.dialogue, limits, player_count(made.env), cfg.temperature)
     agents, planner = {CREW: plain, IMPOSTER: plain}, None
     if arm in ARMS:
         role, tells, off, silent = ARMS[arm]
         parts = Parts("intent" if tells else "none", made.action, made.dialogue, None)
-        how = room(limits, seats(made.env), cfg.temperature)
+        how = model_agent_settings(limits, player_count(made.env), cfg.temperature)
         planner = agents[role] = TableAgent(arm, parts, switched(spec.cicero, off, silent), **how)
     episodes = rollout(
         draw_games(cfg.seed, EVALUATION, made.seed, count=count),

@@ -29,6 +29,7 @@ from experiments.setup.config import EvalConfig, cast_of, make, plain
 from experiments.setup.players import (
     bare,
     check_players,
+    intent_settings_of,
     is_run,
     planner_of,
     played_as,
@@ -39,7 +40,6 @@ from experiments.setup.players import (
     run_policy,
     seat_players,
     style_of,
-    told_of,
 )
 from experiments.setup.refusals import say_refusals
 from experiments.setup.select import selected, write_cards
@@ -61,7 +61,7 @@ from marl.metrics.wording import ARM_ORDER, ARMS, WORDING
 from marl.model.policy import Policy
 from marl.planning.planner import GAMES as PLANNED
 from marl.planning.planner import SLOTS, SUFFIX, PlannerConfig, planning_agent
-from marl.rollout.cast import LEARNERS, Seats, by_role, cast_settings, learners_of, players_of, seats_per_player
+from marl.rollout.cast import LEARNERS, RoleConfig, by_role, cast_settings, learners_of, players_of, seats_per_player
 from marl.rollout.games import env_maker, file_digests
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import EVALUATION, draw_games
@@ -150,7 +150,7 @@ class Cell:
 
     entrant: Entrant
     condition: str
-    seating: Mapping[str, Seats]
+    cast: Mapping[str, RoleConfig]
     voices: Mapping[str, str]
     planner: PlannerConfig | None
     settings: Mapping[str, Any]
@@ -258,7 +258,7 @@ def entrants(runs: Path, select: Any, arms: Sequence[str], where: Any = None) ->
             continue
         with reading(folder):
             learners = learners_of(cast_of(config["cast"]))
-            told_of(str(folder))  # refuses a run whose intents are gone
+            intent_settings_of(str(folder))  # refuses a run whose intents are gone
         base, seed = base_folder(folder), card["seeds"][0]
         arm = ARMS.get(card["arm"], card["arm"]) if config["env"]["game"] == "among_us" else card["arm"]
         new = [Entrant(arm, seed, folder, config, base, {name: end_of(folder, name) for name in learners})]
@@ -326,18 +326,18 @@ def cell_of(entrant: Entrant, name: str, condition: Condition, cfg: DictConfig, 
             for role, each in condition.cast.items()
         }
         changed = dataclasses.replace(own, cast=merged(own.cast, changes))
-        seating = changed.seating(cast_of(config["cast"]))
-        for who in players_of(seating):
+        cast = changed.evaluation_cast(cast_of(config["cast"]))
+        for who in players_of(cast):
             if who in LEARNERS and who not in entrant.learners:
                 raise UserError(f"cast: there is no {who} in {entrant.run}; it has {', '.join(entrant.learners)}")
             if who == CHAT:
                 raise UserError(f"cast: {CHAT} plays in train, evaluate and play only")
         game = env_maker(env)()
-        check_players(seating, env, game)
+        check_players(cast, env, game)
         if condition.planner and env["game"] not in PLANNED:
             raise UserError(f"planner: env.game={env['game']} has nothing to plan. Leave it out.")
         voices = {role: str(voice) for role, voice in condition.voices.items() if voice is not None}
-        check_voices(voices, seating, entrant)
+        check_voices(voices, cast, entrant)
         if entrant.limits.intents and (voices or condition.planner):
             raise UserError(
                 f"{entrant.run}: its learners are told intents, which voices and planners are not. Leave the condition "
@@ -346,28 +346,28 @@ def cell_of(entrant: Entrant, name: str, condition: Condition, cfg: DictConfig, 
         temperature = own.temperature if condition.temperature is None else condition.temperature
         if cfg.talk:
             check_talk(cfg.talk, env["game"], voices, temperature)
-    own_voice = {role: identity_of(held.player, entrant) for role, held in seating.items()}
+    own_voice = {role: identity_of(held.player, entrant) for role, held in cast.items()}
     voices = {role: voice for role, voice in voices.items() if identity_of(voice, entrant) != own_voice[role]}
     settings = {
         "format": FORMAT,
         "env": env,
         **file_digests(env),
-        "cast": {role: cast_settings(held) for role, held in seating.items()},
+        "cast": {role: cast_settings(held) for role, held in cast.items()},
         "voices": voices,
-        "players": {who: identity_of(who, entrant) for who in (*players_of(seating), *voices.values())},
+        "players": {who: identity_of(who, entrant) for who in (*players_of(cast), *voices.values())},
         "temperature": temperature,
         "max_new_tokens": config["algo"]["max_new_tokens"],
         "context": config["algo"]["context"],
         "games": cfg.games,
         "seed": cfg.seed,
     }
-    if told := played_as(seating, entrant.limits).get("cicero"):
-        settings["told"] = told
+    if intent_settings := played_as(cast, entrant.limits).get("cicero"):
+        settings["told"] = intent_settings
     if condition.planner:
         settings["planner"] = dataclasses.asdict(condition.planner)
     if cfg.talk:
         settings["talk"] = cfg.talk
-    return Cell(entrant, name, seating, voices, condition.planner, settings)
+    return Cell(entrant, name, cast, voices, condition.planner, settings)
 
 
 def merged(cast: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -385,19 +385,19 @@ def check_talk(talk: int, game: str, voices: Mapping[str, str], temperature: flo
         raise UserError(f"talk={talk}, temperature=0: no likelihood of a message is left. Choose one above 0.")
 
 
-def check_voices(voices: Mapping[str, str], seating: Mapping[str, Seats], entrant: Entrant) -> None:
+def check_voices(voices: Mapping[str, str], cast: Mapping[str, RoleConfig], entrant: Entrant) -> None:
     for role, voice in voices.items():
-        if role not in seating:
-            raise UserError(f"voices.{role}={voice}: there is no such role; the game's are {', '.join(seating)}")
+        if role not in cast:
+            raise UserError(f"voices.{role}={voice}: there is no such role; the game's are {', '.join(cast)}")
         if voice not in (*entrant.learners, BASE, SILENT) and not is_run(voice):
             known = ", ".join((*entrant.learners, BASE, SILENT))
             raise UserError(f"voices.{role}={voice}: must be {known}, null or the folder of a finished run")
         if voice != SILENT and reads_intents(voice):
             raise UserError(f"voices.{role}={voice}: reads intents, which a voice is not told. Name another voice.")
-        if identity_of(seating[role].player, entrant) == seating[role].player:
-            raise UserError(f"voices.{role}={voice}: {seating[role].player} is no language model and keeps its voice")
-        if seating[role].player.endswith((SUFFIX, CICERO)):
-            raise UserError(f"voices.{role}={voice}: {seating[role].player} plans and keeps its voice. Leave one out.")
+        if identity_of(cast[role].player, entrant) == cast[role].player:
+            raise UserError(f"voices.{role}={voice}: {cast[role].player} is no language model and keeps its voice")
+        if cast[role].player.endswith((SUFFIX, CICERO)):
+            raise UserError(f"voices.{role}={voice}: {cast[role].player} plans and keeps its voice. Leave one out.")
 
 
 def identity_of(name: str, entrant: Entrant) -> str:
@@ -422,17 +422,17 @@ def play(cell: Cell, cfg: DictConfig, load: Callable[[Stage], Policy], workspace
     trained_in = cell.entrant.config["env"]  # its base and its learners
     base = load(Stage(0, cell.entrant.base))
     learners = {name: load(stage) for name, stage in cell.entrant.learners.items()}
-    seated, seating, table = {BASE: base, **learners}, dict(cell.seating), make_env()
-    room = seats_per_player(seating, table)
+    seated, cast, table = {BASE: base, **learners}, dict(cell.cast), make_env()
+    most_seats = seats_per_player(cast, table)
     limits = dataclasses.replace(
         cell.entrant.limits, games=cfg.games, concurrency=cfg.concurrency, context=cell.settings["context"],
         max_new_tokens=cell.settings["max_new_tokens"],
     )  # fmt: skip
-    names = {name for role, voice in cell.voices.items() for name in (seating[role].player, voice)} - {SILENT}
+    names = {name for role, voice in cell.voices.items() for name in (cast[role].player, voice)} - {SILENT}
     dubbing = {name: seated.get(name) or run_policy(name, game, device, base) for name in names}
-    caches, _ = player_slots(seating, table, limits, {name: policy.lm.config for name, policy in seated.items()})
+    caches, _ = player_slots(cast, table, limits, {name: policy.lm.config for name, policy in seated.items()})
     caches += [
-        Slots.of(dubbing[voice].lm.config, limits.context, room[seating[role].player])
+        Slots.of(dubbing[voice].lm.config, limits.context, most_seats[cast[role].player])
         for role, voice in cell.voices.items()
         if voice != SILENT
     ]
@@ -441,10 +441,10 @@ def play(cell: Cell, cfg: DictConfig, load: Callable[[Stage], Policy], workspace
     limits = lower_concurrency(limits, caches, device)
 
     stand_ins = {name: (name if i else TRAINED, policy) for i, (name, policy) in enumerate(learners.items())}
-    agents = seat_players(seating, table, trained_in, base, limits, temperature, stand_ins, strangers=True)
+    agents = seat_players(cast, table, trained_in, base, limits, temperature, stand_ins, strangers=True)
     for name, (called, policy) in stand_ins.items():
         if cell.planner and name in agents:
-            held = (limits, room[name], temperature, cell.planner, game)
+            held = (limits, most_seats[name], temperature, cell.planner, game)
             agents[name] = planning_agent(called, policy, *held, style=trained_in.get("style"))
 
     def model(called: str, name: str, seats: int) -> ModelAgent:
@@ -452,13 +452,13 @@ def play(cell: Cell, cfg: DictConfig, load: Callable[[Stage], Policy], workspace
         return model_agent(called, dubbing[name], limits, seats, temperature, style)
 
     for role, voice in cell.voices.items():  # with agents of their own, since others may play with the same policies
-        player, called = seating[role].player, f"{role} in another's voice"
-        mover = model(agents[player].name, player, room[player])
-        speaker = SILENCE if voice == SILENT else model(voice, voice, room[player])
+        player, called = cast[role].player, f"{role} in another's voice"
+        mover = model(agents[player].name, player, most_seats[player])
+        speaker = SILENCE if voice == SILENT else model(voice, voice, most_seats[player])
         agents[called] = Dubbed(mover, speaker, mover.name)
-        seating[role] = dataclasses.replace(seating[role], player=called)
+        cast[role] = dataclasses.replace(cast[role], player=called)
     drawn = draw_games(cfg.seed, EVALUATION, count=cfg.games)
-    episodes = rollout(drawn, by_role(seating, agents), make_env, limits.concurrency, workspace.bar.advance)
+    episodes = rollout(drawn, by_role(cast, agents), make_env, limits.concurrency, workspace.bar.advance)
     workspace.bar.close()
     say_refusals(*agents.values())
     found = metrics(episodes, game, float(env.get("objective", 0.0)), {TRAINED})

@@ -28,7 +28,7 @@ from envs.dond import environment as dond_environment
 from experiments.launch.command import command
 from experiments.launch.terminal import Bar, say
 from experiments.setup.entrants import as_in_runs, configured_base, find_player, text_player
-from experiments.setup.memory import with_room
+from experiments.setup.memory import fit_to_memory
 from experiments.setup.players import (
     bare,
     check_plans,
@@ -137,7 +137,7 @@ def main(cfg: DictConfig) -> None:
     )}  # fmt: skip
     models = [player.name for player in players if is_run(player.name)]
     heaviest = sorted(models, key=lambda name: size_of(player_config(name), parts.algo.context).weights)[-2:]
-    parts = with_room(parts, cfg.games // 2, [(name, name) for name in heaviest], workspace.device)
+    parts = fit_to_memory(parts, cfg.games // 2, [(name, name) for name in heaviest], workspace.device)
     left = sum(not path.exists() for path in cells)
     say(f"{len(players)} players, {cfg.games} games a pair: {left} of {len(cells)} pairs are still to play")
 

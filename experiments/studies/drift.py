@@ -26,7 +26,7 @@ from experiments.launch.command import command
 from experiments.launch.terminal import say
 from experiments.setup.config import cast_of
 from experiments.setup.devices import check_bf16
-from experiments.setup.players import caches_of, style_of, told_in, told_of
+from experiments.setup.players import caches_of, intent_settings_in, intent_settings_of, style_of
 from experiments.setup.select import selected
 from experiments.setup.stages import Stage, base_folder, stages_of
 from experiments.studies.cells import Workspace, begin, check_play, compute, lower_concurrency
@@ -42,9 +42,9 @@ from experiments.studies.lines import check_complete, read_intervals, write_inte
 from marl.agents.model import PlayConfig, model_agent
 from marl.common.errors import UserError, check_writable
 from marl.common.files import digest, reading
-from marl.intents.agent import ACTION, CiceroConfig, told_agent
+from marl.intents.agent import ACTION, CiceroConfig, intent_conditioned_agent
 from marl.intents.measure import followed
-from marl.metrics.drift import likelihood, retold, talk_drift
+from marl.metrics.drift import likelihood, replayed_rows, talk_drift
 from marl.metrics.games import dond_metrics
 from marl.metrics.negotiation import READING, Reading, human_talk, read_talk, talk_of
 from marl.metrics.stats import Metrics
@@ -162,8 +162,10 @@ def subjects_of(run: Path, cfg: DictConfig) -> list[Subject]:
     if config["env"]["game"] != "dond":
         raise UserError(f"select: {run.name} is a run of {config['env']['game']}. Name runs of Deal or No Deal.")
     people = people_folder(run, cfg.human)
-    told = told_of(str(run))
-    reads = cfg.data.dond and not told  # no intents stand in people's dialogues: who is told some would not be itself
+    intent_settings = intent_settings_of(str(run))
+    reads = (
+        cfg.data.dond and not intent_settings
+    )  # no intents stand in people's dialogues: who is told some would not be itself
     dialogues = {"split": cfg.split, "files": data_files(Path(cfg.data.dond))} if reads else None
     if dialogues and cfg.dialogues:
         dialogues["first"] = cfg.dialogues
@@ -180,10 +182,10 @@ def subjects_of(run: Path, cfg: DictConfig) -> list[Subject]:
         "reading": READING,
         **({"bf16": True} if cfg.bf16 else {}),
     }
-    if told:
-        action = folder_digest(Path(told["intents"]) / ACTION)
+    if intent_settings:
+        action = folder_digest(Path(intent_settings["intents"]) / ACTION)
         # followed: what was measured before there were such figures is measured again
-        settings["told"] = {"action": action, "settings": asdict(told["cicero"]), "followed": True}
+        settings["told"] = {"action": action, "settings": asdict(intent_settings["cicero"]), "followed": True}
     return [
         Subject(run, card["arm"], card["seeds"][0], config, stage, people, {"policy": stage.digest, **settings})
         for stage in stages_of(run, learners[0])
@@ -216,13 +218,15 @@ def measure(subject: Subject, cfg: DictConfig, workspace: Workspace) -> Metrics:
         games=cfg.games, concurrency=cfg.concurrency, max_new_tokens=algo["max_new_tokens"], context=algo["context"],
         play_bf16=cfg.bf16,
     )  # fmt: skip
-    told = told_in(algo)
-    how = (told.get("cicero", CiceroConfig()), Path(told["intents"]) if told else None)
+    intent_settings = intent_settings_in(algo)
+    how = (intent_settings.get("cicero", CiceroConfig()), Path(intent_settings["intents"]) if intent_settings else None)
     caches = caches_of(SPEAKER, policy.lm.config, limits.context, 2, *how, bf16=cfg.bf16)
     limits = lower_concurrency(limits, caches, workspace.device)
     agent = model_agent(SPEAKER, policy, limits, 2, temperature)
-    if told:
-        agent = told_agent(SPEAKER, policy, limits, 2, temperature, Path(told["intents"]), told["cicero"])
+    if intent_settings:
+        agent = intent_conditioned_agent(
+            SPEAKER, policy, limits, 2, temperature, Path(intent_settings["intents"]), intent_settings["cicero"]
+        )
     drawn = draw_games(cfg.seed, EVALUATION, count=cfg.games)
     episodes = rollout(drawn, everyone(agent), env_maker(env), limits.concurrency, workspace.bar.advance)
     found = dond_metrics(episodes, float(env["objective"]), rng) | talk_metrics(episodes, rng)
@@ -235,7 +239,9 @@ def measure(subject: Subject, cfg: DictConfig, workspace: Workspace) -> Metrics:
             found["drift/human_dialogues"] = likely
     judge = load_policy(subject.people, workspace.device)
     again = env_maker({**env, "style": style_of(subject.people, env) or env.get("style")})()
-    own = likelihood(judge, [retold(episode, again, judge.tokens, (SPEAKER,)) for episode in episodes], rng, cfg.bf16)
+    own = likelihood(
+        judge, [replayed_rows(episode, again, judge.tokens, (SPEAKER,)) for episode in episodes], rng, cfg.bf16
+    )
     if own is not None:
         found["drift/own_speech"] = own
     return found

@@ -34,16 +34,16 @@ from experiments.studies.talkers import (
     REFUSED,
     Figures,
     SeedTables,
+    cached_figures,
     card,
     draw_panels,
-    kept,
     limits_of,
     publish,
     refused,
     save_player,
 )
 from marl.agents.base import Agent
-from marl.agents.model import PlayConfig, model_agent, room
+from marl.agents.model import PlayConfig, model_agent, model_agent_settings
 from marl.common.errors import UserError, check_count, check_counts, check_temperature
 from marl.common.files import digest, read_json, reading_kept, write_json
 from marl.intents.agent import ACTION, DIALOGUE, NONSENSE, CiceroAgent, CiceroConfig, Parts
@@ -55,16 +55,16 @@ from marl.intents.measure import (
     control,
     controlled,
     followed,
+    human_messages,
     human_perplexity,
     perplexity,
     read_messages,
     spoiled,
-    spoken,
 )
 from marl.intents.nonsense import Ensemble, train
 from marl.intents.streams import ARMS, FORM
 from marl.intents.training import read_in
-from marl.metrics.drift import likelihood, retold
+from marl.metrics.drift import likelihood, replayed_rows
 from marl.metrics.stats import Interval, Metrics, bootstrap_mean, bootstrap_ratio, rate
 from marl.metrics.tables import TableRow, write_csv
 from marl.report.transcripts import write_episodes
@@ -121,7 +121,7 @@ def of_seed(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Fi
     if cfg.games:
         spoil = {"nonsense": dict(cfg.nonsense), "rate": cfg.filter_rate, **about}
         folder = place.cells / f"nonsense-s{made.seed}-{digest(spoil)[:8]}"
-        figures = kept(folder.with_suffix(".json"), lambda: nonsense(made, cfg, folder))
+        figures = cached_figures(folder.with_suffix(".json"), lambda: nonsense(made, cfg, folder))
         ensemble = Ensemble.load(folder)
     save_players(made, ensemble, Path(cfg.runs))
     found = {(arm, "intent/correspondence"): each for arm, each in annotation(made, place).items()}
@@ -129,7 +129,7 @@ def of_seed(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> Fi
     control = digest({"control": cfg.control, **said})[:8]
     for arm in cfg.arms:
         path = place.cells / f"dialogue-{arm}-s{made.seed}-{control}.json"
-        found |= kept(path, functools.partial(dialogue, made, arm, cfg, path.with_suffix(".csv.gz")))
+        found |= cached_figures(path, functools.partial(dialogue, made, arm, cfg, path.with_suffix(".csv.gz")))
     if not made.seed and "both" in cfg.arms:
         publish(place.cells / f"dialogue-both-s0-{control}.csv.gz", place.out / "control.csv.gz")
         path = place.cells / f"situations-{digest({'most': SITUATIONS, **said})[:8]}.json"
@@ -200,7 +200,7 @@ def nonsense(made: Made, cfg: DictConfig, folder: Path) -> Figures:
     rng, tokens = np.random.default_rng([made.seed, 1]), made.action.tokens
     env = env_maker({**made.env, "split": "train"})()
     own = {
-        name: spoken(read_views(made.data, name), tokens, env, cfg.nonsense[name], rng)
+        name: human_messages(read_views(made.data, name), tokens, env, cfg.nonsense[name], rng)
         for name in ("train", "val", "test")
     }
     strangers = [each.message for each in own["train"]]
@@ -365,7 +365,7 @@ def games_of(
     kept_games: dict[str, Any] = read_json(path) if path.exists() else {}
     if "followed" in kept_games:
         return path, kept_games
-    agent = seat(made, arm, ensemble, spec.cicero, limits, cfg.temperature)
+    agent = make_player(made, arm, ensemble, spec.cicero, limits, cfg.temperature)
     agent.name = called(agent.name, cfg)
     other = agent if partner == ITSELF else people(made, "partner", limits, cfg.temperature)
     if partner not in (PEOPLE, ITSELF):
@@ -400,7 +400,7 @@ def people(made: Made, name: str, limits: PlayConfig, temperature: float) -> Age
     return model_agent(name, made.dialogue["state"], limits, 2, temperature)
 
 
-def seat(
+def make_player(
     made: Made, arm: str, ensemble: Ensemble, cicero: CiceroConfig, limits: PlayConfig, temperature: float
 ) -> Agent:
     """The player of an arm."""
@@ -408,7 +408,9 @@ def seat(
         return people(made, arm, limits, temperature)
     grounding = "state" if arm == "no intents" else "both"
     parts = Parts(grounding, made.action, made.dialogue[grounding], ensemble)
-    return CiceroAgent(arm, parts, switched(cicero, ABLATIONS[arm]), "dond", **room(limits, 2, temperature))
+    return CiceroAgent(
+        arm, parts, switched(cicero, ABLATIONS[arm]), "dond", **model_agent_settings(limits, 2, temperature)
+    )
 
 
 def counts_of(agent: Agent) -> dict[str, int]:
@@ -425,7 +427,7 @@ def measured(episodes: Sequence[Any], name: str, made: Made) -> list[dict[str, A
         points = episode.outcome["points"]
         mine, total = float(np.mean([points[agent] for agent in own])), sum(points.values())
         theirs = float(np.mean([total - points[agent] for agent in own]))
-        likely = likelihood(judge, [retold(episode, env, judge.tokens, (name,))], np.random.default_rng(0))
+        likely = likelihood(judge, [replayed_rows(episode, env, judge.tokens, (name,))], np.random.default_rng(0))
         words = sum(len(t.message.split()) for t in episode.turns if t.agent in own)
         found.append(
             {

@@ -17,7 +17,7 @@ from marl.common.files import digest
 from marl.intents.agent import ACTION
 from marl.intents.borrowed import Lessons
 from marl.intents.standin import write_scripted
-from marl.intents.streams import TOLD, Intent
+from marl.intents.streams import INTENT_ARMS, Intent
 from marl.intents.training import MIXED, NO_LESSONS, action_model, annotated, dialogue_model, read_in, unvaried
 from marl.model.policy import Policy
 from marl.storage.checkpoint import folder_digest
@@ -102,7 +102,7 @@ def make_models(seed: int, data: str, cfg: DictConfig, spec: PlaySpec, place: Wo
         if arm != MIXED:
             learns = own
             begun, begun_digest = (models[MIXED], folder_digest(folders[MIXED])) if cfg.epochs else first[:2]
-        lessons = Lessons(**dict(cfg.lessons)) if arm in TOLD else NO_LESSONS
+        lessons = Lessons(**dict(cfg.lessons)) if arm in INTENT_ARMS else NO_LESSONS
         settings = {"start": begun_digest, "base": asdict(learns), **read}
         if lessons.epochs:
             settings["lessons"] = asdict(lessons)

@@ -36,23 +36,23 @@ from experiments.studies.talkers import (
     Figures,
     SeedModels,
     SeedTables,
+    cached_figures,
     card,
     draw_panels,
-    kept,
     limits_of,
     publish,
     refused,
     save_player,
 )
 from marl.agents.base import Agent
-from marl.agents.model import model_agent, room
+from marl.agents.model import model_agent, model_agent_settings
 from marl.common.errors import UserError, check_count, check_counts, check_temperature
 from marl.common.files import digest, read_json, reading_kept, write_json
 from marl.intents.agent import ACTION, DIALOGUE, Parts
 from marl.intents.draws import messages_behind, plain_words
 from marl.intents.filters import CORRESPONDENCE, REPETITION
 from marl.intents.orders import OrderReader
-from marl.intents.press import Intent, Phase, Said, stated
+from marl.intents.press import Intent, Phase, Utterance, stated
 from marl.intents.press_agent import PressAgent
 from marl.intents.press_training import (
     GAMES,
@@ -62,7 +62,7 @@ from marl.intents.press_training import (
     annotate,
     dialogue_model,
     draw_scripted,
-    told,
+    with_intents,
 )
 from marl.intents.training import kept_policy
 from marl.metrics.press import press_metrics
@@ -170,10 +170,10 @@ def of_seed(made: Made, cfg: DictConfig, spec: PlaySpec, place: Workspace) -> tu
     """All figures of one seed, of which each part is measured once and kept, and the counts of its filters."""
     about = {"models": made.models, "tested": cfg.tested_games}
     path = place.cells / f"annotation-s{made.seed}-{digest(about)[:8]}.json"
-    found = kept(path, partial(annotation, made, cfg, spec, path.with_suffix(".csv.gz")))
+    found = cached_figures(path, partial(annotation, made, cfg, spec, path.with_suffix(".csv.gz")))
     about |= {"control": cfg.control, "temperature": cfg.temperature}
     other = place.cells / f"control-s{made.seed}-{digest(about)[:8]}.json"
-    found |= kept(other, partial(control, made, cfg, spec, other.with_suffix(".csv.gz")))
+    found |= cached_figures(other, partial(control, made, cfg, spec, other.with_suffix(".csv.gz")))
     if made.seed == cfg.seeds[0]:
         publish(path.with_suffix(".csv.gz"), place.out / "correspondence.csv.gz")
         publish(other.with_suffix(".csv.gz"), place.out / "messages.csv.gz")
@@ -186,7 +186,7 @@ class Message:
     """A message of a held-out scripted game, with the orders that its words state and those annotated."""
 
     phase: Phase
-    said: Said
+    said: Utterance
     words: Intent | None
     intent: Intent | None
 
@@ -194,7 +194,7 @@ class Message:
 def tested(made: Made, players: str, cfg: DictConfig, spec: PlaySpec) -> tuple[Played, list[list[Message]]]:
     """Held-out games of scripted players, and the messages of each seat."""
     played = draw_scripted(made.env, players, made.seed, TESTED, cfg.tested_games, made.base.tokens)
-    notes = [own for _, _, own in played.seats]
+    notes = [own for _, _, own in played.views]
     intents = annotate(notes, OrderReader(made.action, spec.algo.context))
     found = []
     for own, phases in zip(notes, intents, strict=True):
@@ -262,13 +262,13 @@ def places_of(
     found, streams = [], []
     for number in rng.permutation(len(known))[:most]:
         seat, place = known[number]
-        episode, agent, _ = played.seats[seat]
+        episode, agent, _ = played.views[seat]
         intents = [each.intent for each in seats[seat]]
         message = seats[seat][place]
         assert message.intent is not None
         intent = another(message.intent, rng) if swap else message.intent
         intents[place] = intent
-        shown, _ = told(episode, agent, intents if tells else [None] * len(intents), base.tokens)
+        shown, _ = with_intents(episode, agent, intents if tells else [None] * len(intents), base.tokens)
         turns = [t for t in shown.turns if t.agent == agent and t.kind == TurnKind.SPEAK and t.message]
         found.append((message, intent))
         streams.append(shown.streams[agent].tokens[: turns[place].start])
@@ -335,17 +335,17 @@ def player(made: Made, name: str, called: str, cfg: DictConfig, spec: PlaySpec) 
     if name == BASE:
         return model_agent(called, made.base, limits, N, cfg.temperature)
     cicero = replace(spec.cicero, press=replace(spec.cicero.press, mute=name == MUTE))
-    return PressAgent(called, made.parts, cicero, "diplomacy", **room(limits, 1, cfg.temperature))
+    return PressAgent(called, made.parts, cicero, "diplomacy", **model_agent_settings(limits, 1, cfg.temperature))
 
 
 def among(one: Agent, others: Agent) -> Cast:
     """Seats one player among others, in a seat that follows from the game's seed."""
 
-    def seat(game: Any, env: Any) -> Mapping[str, Agent]:
+    def assign(game: Any, env: Any) -> Mapping[str, Agent]:
         names = list(env.possible_agents)
         return {name: one if i == game.seed % len(names) else others for i, name in enumerate(names)}
 
-    return seat
+    return assign
 
 
 def measured(episodes: Sequence[Episode], one: Agent) -> dict[str, Any]:

@@ -107,7 +107,7 @@ class SeedTables:
         say(f"\ntables and figure: {self.out}")
 
 
-def kept(path: Path, find: Callable[[], Figures]) -> Figures:
+def cached_figures(path: Path, find: Callable[[], Figures]) -> Figures:
     """Figures from a file, or found and kept there."""
     if not path.exists():
         write_json(path, {"figures": [[*key, each.to_json()] for key, each in find().items()]})

@@ -47,11 +47,11 @@ def positions(seen: Sequence[str]) -> dict[str, tuple[list[str], list[str]]]:
 
 def picture(map_name: str, seen: Sequence[str]) -> str:
     """The position told last as SVG. UserError if none was."""
-    told, phases = positions(seen), MOVES.findall("\n".join(seen))
-    if not told or not phases:
+    position, phases = positions(seen), MOVES.findall("\n".join(seen))
+    if not position or not phases:
         raise UserError("There is no such picture.")
     board = Board(map_name)
-    each = [told.get(power, ([], [])) for power in board.powers]
+    each = [position.get(power, ([], [])) for power in board.powers]
     units, centres = (tuple(tuple(own[i]) for own in each) for i in range(2))
     season, year = phases[-1]
     phase = f"{season.upper()} {board.first_year + int(year) - 1} MOVEMENT"

@@ -341,7 +341,7 @@ class Engine:
         for play in fresh:
             if play.stopping:  # maybe closed already
                 continue
-            for seat in play.match.seats:
+            for seat in play.match.agents:
                 due = play.match.request(seat)
                 if due is None:
                     continue
@@ -468,7 +468,7 @@ class Engine:
             if match.over or (match.due and not here) or match.clock > max(kept, default=-1):
                 self._fresh.append(play)  # nobody has read what comes now
                 break
-            for seat in match.seats:
+            for seat in match.agents:
                 request = match.request(seat)
                 if request is None:
                     continue

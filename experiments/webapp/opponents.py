@@ -50,7 +50,7 @@ from marl.model.loading import longest_stream
 from marl.planning.planner import GAMES as PLANNED
 from marl.planning.planner import SUFFIX, PlannerConfig
 from marl.rollout.cast import learners_of
-from marl.rollout.games import env_maker, seats
+from marl.rollout.games import env_maker, player_count
 from marl.storage.checkpoint import read_card
 from marl.storage.folder import CARD, CONFIG, run_settings
 
@@ -297,11 +297,11 @@ class Opponents:
         if not folder.is_dir():
             raise UserError(f"{called} is no longer among the finished runs. Choose another opponent.")
         settings = _settings(Path(run), 0)
-        config, places = player_config(run), seats(env)
+        config, seats_per_game = player_config(run), player_count(env)
         context = min(settings["algo"]["context"], longest_stream(config))
         most, action = settings["algo"]["max_new_tokens"], action_model(run + plans)
         fit = check_memory(
-            caches_of(run + plans, config, context, places, self.cicero),
+            caches_of(run + plans, config, context, seats_per_game, self.cicero),
             size_of(config, context).weights + (bytes_of_players([str(action)], context) if action else 0),
             concurrency=self.games,
             setting="games_at_once",
@@ -314,7 +314,9 @@ class Opponents:
         style = style_of(folder, env)
         in_games = called_in_games(run) + (f"{AT}{at}" if at else "") + plans
         how = (self.planner, self.cicero)
-        agent = model_player(run + plans, in_games, policy, limits, places, self.temperature, *how, env["game"], style)
+        agent = model_player(
+            run + plans, in_games, policy, limits, seats_per_game, self.temperature, *how, env["game"], style
+        )
         return Loaded(agent, fit.concurrency)
 
 

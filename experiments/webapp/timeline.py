@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from envs.among_us.state import Room
 from marl.metrics.among_us import Meeting, Moves, Sight, room_name, sights
-from marl.report.views import Transcript, View, in_words, is_among_us, is_dond, printable, said, story_of, topic
+from marl.report.views import Transcript, View, in_words, is_among_us, is_dond, printable, story_of, topic, turn_text
 
 
 def timeline_of(transcript: Transcript) -> View:
@@ -78,9 +78,9 @@ def _among_us(transcript: Transcript) -> Iterator[View]:
         return {name: x + y * width for name, (x, y) in rooms.items()}
 
     bodies: dict[str, int] = {}
-    told = story_of(transcript)
-    seen = iter(sights(told))
-    for number, chapter in enumerate(told, start=1):
+    replayed = story_of(transcript)
+    seen = iter(sights(replayed))
+    for number, chapter in enumerate(replayed, start=1):
         if isinstance(chapter, Moves):
             saw = _saw(chapter, next(seen))
             for step in chapter.by_step:
@@ -106,7 +106,7 @@ def _meeting(meeting: Meeting, chapter: int, width: int, names: Mapping[str, str
         "mark": "", "until": meeting.step, "at": at,
     }  # fmt: skip
     for number, turn in enumerate(meeting.messages, start=1):
-        text = f"{names[turn['agent']]}: {printable(said(turn)) or '(nothing)'}"
+        text = f"{names[turn['agent']]}: {printable(turn_text(turn)) or '(nothing)'}"
         mark, until = f"m{chapter}-{number}", turn["step"] + 1
         yield {"title": f"step {turn['step']}", "text": text, "mark": mark, "until": until, "at": at}
     if meeting.votes:

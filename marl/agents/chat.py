@@ -287,7 +287,7 @@ async def _body(response: httpx2.Response) -> bytes:
 
 # --- Seats ------------------------------------------------------------------------------------------------------------
 @dataclass
-class _Seat:
+class ChatAgentState:
     """One seat: its chat so far, and the reply that is owed."""
 
     seed: int
@@ -329,7 +329,7 @@ class ChatAgent:
         self.lost: list[tuple[Key, Lost]] = []  # seats whose endpoint failed: they say nothing more
         self.kept = 0  # replies from the file
         self.cut = 0  # replies that met the limit of tokens
-        self._seats: dict[Key, _Seat] = {}
+        self._states: dict[Key, ChatAgentState] = {}
         self._owed: dict[Key, Future[Answer | Lost]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -338,20 +338,20 @@ class ChatAgent:
         if self._owed and not replies and self.waits:
             wait(self._owed.values(), return_when=FIRST_COMPLETED)
         for key in [key for key, future in self._owed.items() if future.done()]:
-            seat, found = self._seats[key], self._owed.pop(key).result()
-            replies.append(self._reply(key, seat, found))
+            state, found = self._states[key], self._owed.pop(key).result()
+            replies.append(self._reply(key, state, found))
         return replies
 
     def finish(self, keys: Sequence[Key]) -> dict[Key, tuple[Stream, list[Belief]]]:
         for key in keys:
-            self._seats.pop(key, None)
+            self._states.pop(key, None)
         return {}
 
     def repeat(self, r: Request, text: str) -> None:
         """Reads a request and takes `text` as the reply that was given to it, without asking the endpoint."""
-        seat = self._read(r)
+        state = self._read(r)
         if text:
-            seat.messages.append({"role": "assistant", "content": text})
+            state.messages.append({"role": "assistant", "content": text})
 
     def lost_for_good(self, since: int = 0) -> list[Lost]:
         """Reasons for which every further seat would be lost too, among the losses from number `since` on."""
@@ -375,42 +375,42 @@ class ChatAgent:
         used = f"{found['calls']} calls, {found['tokens']} tokens, {self.kept} kept answers used"
         return f"chat: {used}; {cut}seats lost to the endpoint: {lost}"
 
-    def _read(self, r: Request) -> _Seat:
+    def _read(self, r: Request) -> ChatAgentState:
         """Adds the request to its seat's chat."""
         text = r.text.strip("\n")
-        if r.key not in self._seats:
-            self._seats[r.key] = _Seat(r.seed, [{"role": "system", "content": text}])
+        if r.key not in self._states:
+            self._states[r.key] = ChatAgentState(r.seed, [{"role": "system", "content": text}])
         elif text:
-            self._seats[r.key].hear(text)
-        seat = self._seats[r.key]
-        if r.turn == TurnKind.WAIT or seat.lost:
-            return seat
-        seat.options = r.options
+            self._states[r.key].hear(text)
+        state = self._states[r.key]
+        if r.turn == TurnKind.WAIT or state.lost:
+            return state
+        state.options = r.options
         if r.options:
-            seat.numbered = not all(option.isdecimal() for option in r.options)  # else a count is its own number
-            listed = [f"{n}) {option}" if seat.numbered else option for n, option in enumerate(r.options, start=1)]
-            which = "its number" if seat.numbered else "it"
-            seat.hear("\n".join([f"Choose one of these, and answer with {which} alone:", *listed]))
-        elif seat.messages[-1]["role"] != "user":
-            seat.hear(YOUR_TURN)
-        return seat
+            state.numbered = not all(option.isdecimal() for option in r.options)  # else a count is its own number
+            listed = [f"{n}) {option}" if state.numbered else option for n, option in enumerate(r.options, start=1)]
+            which = "its number" if state.numbered else "it"
+            state.hear("\n".join([f"Choose one of these, and answer with {which} alone:", *listed]))
+        elif state.messages[-1]["role"] != "user":
+            state.hear(YOUR_TURN)
+        return state
 
     def _begin(self, r: Request) -> Reply | None:
         """Reads the request. If a reply is owed, answers from the file or asks the endpoint."""
-        seat = self._read(r)
+        state = self._read(r)
         if r.turn == TurnKind.WAIT:
             return None
-        if seat.lost:
+        if state.lost:
             return Reply(r.key, "")
         settings = {name: getattr(self.config, name) for name in ("model", "temperature", "max_tokens")}
-        seat.request = {"seed": seat.seed, **settings, "extra": self._extra, "messages": list(seat.messages)}
-        known = self.answers.get(seat.request) if self.answers is not None else None
+        state.request = {"seed": state.seed, **settings, "extra": self._extra, "messages": list(state.messages)}
+        known = self.answers.get(state.request) if self.answers is not None else None
         if known is not None:
             self.kept += 1
-            return self._reply(r.key, seat, known)
+            return self._reply(r.key, state, known)
         if self.endpoint is None:
-            return self._reply(r.key, seat, Lost.ABSENT)
-        asked = self._ask(self.endpoint, seat.request)
+            return self._reply(r.key, state, Lost.ABSENT)
+        asked = self._ask(self.endpoint, state.request)
         self._owed[r.key] = asyncio.run_coroutine_threadsafe(asked, self._running(self.endpoint))
         return None
 
@@ -421,9 +421,9 @@ class ChatAgent:
             self.answers.add(request, found)
         return found
 
-    def _reply(self, key: Key, seat: _Seat, found: Answer | Lost) -> Reply:
+    def _reply(self, key: Key, state: ChatAgentState, found: Answer | Lost) -> Reply:
         if isinstance(found, Lost):
-            seat.lost = True
+            state.lost = True
             self.lost.append((key, found))
             if self.stops and found in FOR_GOOD:
                 wait(self._owed.values(), self.config.timeout)  # what was paid for is kept
@@ -433,13 +433,13 @@ class ChatAgent:
                 )
             return Reply(key, "")
         if found.text:  # some endpoints refuse a message without words
-            seat.messages.append({"role": "assistant", "content": found.text})
+            state.messages.append({"role": "assistant", "content": found.text})
         cut = found.cut and END not in found.text
         self.cut += cut
         said = found.text.strip()
-        if seat.numbered and re.fullmatch("[0-9]{1,3}", said) and 1 <= int(said) <= len(seat.options):
-            said = seat.options[int(said) - 1]
-        return Reply(key, said if seat.options else found.text, thoughts=found.thoughts, cut=cut)
+        if state.numbered and re.fullmatch("[0-9]{1,3}", said) and 1 <= int(said) <= len(state.options):
+            said = state.options[int(said) - 1]
+        return Reply(key, said if state.options else found.text, thoughts=found.thoughts, cut=cut)
 
     def _running(self, endpoint: Endpoint) -> asyncio.AbstractEventLoop:
         """The event loop of the requests, on a thread that ends with this agent."""

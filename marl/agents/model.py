@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class ModelSeat:
+class ModelAgentState:
     """A seat that a model plays: its view, its cache slot and the reply under way."""
 
     view: StreamWriter
@@ -90,23 +90,23 @@ class ModelAgent:
         self.max_new_tokens, self.temperature = max_new_tokens, temperature
         self.read_budget, self.patience = read_budget, patience
         self.decode_steps = decode_steps if self.engine.can_write else 1
-        self._seats: dict[Key, ModelSeat] = {}
+        self._states: dict[Key, ModelAgentState] = {}
         self._waited = 0.0  # the sum that `patience` bounds
 
     def act(self, requests: Sequence[Request]) -> list[Reply]:
         replies: list[Reply] = []
-        if not self._seats:
+        if not self._states:
             self._waited = 0.0  # so that games don't depend on those before
             if self.original is not None:
                 take_weights(self.policy, self.original)
         for r in requests:
-            seat = self._observe(r)
-            if r.turn != TurnKind.WAIT and seat.lost:
-                replies.append(Reply(r.key, "", start=len(seat.view.stream), value=seat.value))
+            state = self._observe(r)
+            if r.turn != TurnKind.WAIT and state.lost:
+                replies.append(Reply(r.key, "", start=len(state.view.stream), value=state.value))
             elif r.turn != TurnKind.WAIT:
-                seat.kind = Kind.CHOICE if r.turn == TurnKind.CHOOSE else Kind.SPEECH
-                seat.options, seat.limit = r.options, min(self.max_new_tokens, self._free(seat))
-        owed = {key: seat for key, seat in self._seats.items() if seat.kind is not None}
+                state.kind = Kind.CHOICE if r.turn == TurnKind.CHOOSE else Kind.SPEECH
+                state.options, state.limit = r.options, min(self.max_new_tokens, self._free(state))
+        owed = {key: state for key, state in self._states.items() if state.kind is not None}
         while owed and not replies:
             self._take_turns(owed)
             for key in list(owed):
@@ -114,11 +114,11 @@ class ModelAgent:
                     replies.append(self._reply(key, owed.pop(key)))
         return replies
 
-    def _take_turns(self, owed: Mapping[Key, ModelSeat]) -> None:
+    def _take_turns(self, owed: Mapping[Key, ModelAgentState]) -> None:
         """Lets either readers read or writers write: in a padded pass one token beside 60 costs as much as 60, and
         writing several tokens in one go excludes reading."""
-        reading = [key for key, seat in owed.items() if not seat.ids]
-        writing = [key for key, seat in owed.items() if seat.ids]
+        reading = [key for key, state in owed.items() if not state.ids]
+        writing = [key for key, state in owed.items() if state.ids]
         self._waited += len(reading) / len(owed)
         if reading and (not writing or self._waited >= self.patience):
             self._waited = 0.0
@@ -131,66 +131,66 @@ class ModelAgent:
 
     def repeat(self, request: Request, ids: Sequence[int]) -> int:
         """Reads the request and takes these ids as the seat's own reply. Returns their position in its stream."""
-        seat = self._observe(request)
-        if seat.lost:
-            return len(seat.view.stream)
-        return seat.view.reply(ids, Kind.CHOICE if request.turn == TurnKind.CHOOSE else Kind.SPEECH)
+        state = self._observe(request)
+        if state.lost:
+            return len(state.view.stream)
+        return state.view.reply(ids, Kind.CHOICE if request.turn == TurnKind.CHOOSE else Kind.SPEECH)
 
     def finish(self, keys: Sequence[Key]) -> dict[Key, tuple[Stream, list[Belief]]]:
         """Answers open questions, and frees the slots."""
-        seats = {key: self._seats.pop(key) for key in keys}
-        unanswered = [key for key, seat in seats.items() if len(seat.answers) < len(seat.view.asked)]
-        self._seats.update(seats)
+        states = {key: self._states.pop(key) for key in keys}
+        unanswered = [key for key, state in states.items() if len(state.answers) < len(state.view.asked)]
+        self._states.update(states)
         for group in self._groups(unanswered):
             self._advance(group)
         for key in keys:
-            self.engine.free(self._seats.pop(key).slot)
+            self.engine.free(self._states.pop(key).slot)
         return {
-            key: (seat.view.stream, beliefs_of(key[1], seat.role, seat.view.asked, seat.answers))
-            for key, seat in seats.items()
+            key: (state.view.stream, beliefs_of(key[1], state.role, state.view.asked, state.answers))
+            for key, state in states.items()
         }
 
-    def _observe(self, r: Request) -> ModelSeat:
-        if r.key not in self._seats:
-            self._seats[r.key] = ModelSeat(
+    def _observe(self, r: Request) -> ModelAgentState:
+        if r.key not in self._states:
+            self._states[r.key] = ModelAgentState(
                 StreamWriter(self.tokens), self.engine.allocate(), r.seed, r.role, r.privileged
             )
-        seat = self._seats[r.key]
-        if seat.lost:
-            return seat
-        length, asked = len(seat.view.stream), len(seat.view.asked)
-        seat.view.observe(r.text, r.questions, r.step)
+        state = self._states[r.key]
+        if state.lost:
+            return state
+        length, asked = len(state.view.stream), len(state.view.asked)
+        state.view.observe(r.text, r.questions, r.step)
         if r.turn != TurnKind.WAIT:
-            self._tell(r.key, seat)
-            seat.legal = seat.view.cue(r.options)
+            self._tell(r.key, state)
+            state.legal = state.view.cue(r.options)
         needed = int(r.turn != TurnKind.WAIT)  # at least a token of a reply
-        end = self.engine.context + needed - self._free(seat)
+        end = self.engine.context + needed - self._free(state)
         if not self.engine.can_branch_back:  # branches are read in the slot
-            end = max([end, *(each.position + 1 + len(each.branch) for each in seat.view.asked[asked:])])
+            end = max([end, *(each.position + 1 + len(each.branch) for each in state.view.asked[asked:])])
         if end > self.engine.context:
             if not length:
                 raise self.engine.outgrown(end, begun=False)
-            seat.view.cut(length, asked)
-            seat.lost = True
-        return seat
+            state.view.cut(length, asked)
+            state.lost = True
+        return state
 
     def opening(self, text: str) -> str:
         """Returns a seat's first observation as this agent reads it."""
         return text
 
-    def _tell(self, key: Key, seat: ModelSeat) -> None:
+    def _tell(self, key: Key, state: ModelAgentState) -> None:
         """Appends what the seat alone reads before its reply: nothing, for most agents."""
 
-    def _free(self, seat: ModelSeat) -> int:
+    def _free(self, state: ModelAgentState) -> int:
         """Most tokens of a reply for which it and the tokens after it fit into the slot."""
-        return self.engine.context - len(seat.view.stream) - len(self.tokens.format.after_reply)
+        return self.engine.context - len(state.view.stream) - len(self.tokens.format.after_reply)
 
-    def _unread(self, seat: ModelSeat) -> list[int]:
-        return seat.view.stream.tokens[seat.read :] + seat.ids[-1:]
+    def _unread(self, state: ModelAgentState) -> list[int]:
+        return state.view.stream.tokens[state.read :] + state.ids[-1:]
 
     def _groups(self, keys: Sequence[Key]) -> list[list[Key]]:
         """Groups seats with about as much to read, of at most `read_budget` padded tokens."""
-        return self._alike({key: len(self._unread(self._seats[key])) for key in keys})
+        return self._alike({key: len(self._unread(self._states[key])) for key in keys})
 
     def _alike(self, sizes: Mapping[T, int]) -> list[list[T]]:
         """Groups what has about as many tokens, of at most `read_budget` padded ones."""
@@ -201,107 +201,107 @@ class ModelAgent:
     @torch.no_grad()
     def _advance(self, keys: Sequence[Key]) -> None:
         """Runs one forward pass over the unread tokens of these seats; answers questions; samples a token if owed."""
-        seats = sorted((self._seats[key] for key in keys), key=lambda s: s.slot)
-        chunks = [self._unread(seat) for seat in seats]
-        beside = {} if self.engine.can_branch_back else self._answer_beside(seats)  # before states move on
-        hidden = self.engine.read([seat.slot for seat in seats], chunks)  # (N, D)
-        beside = beside or self._answer_beside(seats)
+        states = sorted((self._states[key] for key in keys), key=lambda s: s.slot)
+        chunks = [self._unread(state) for state in states]
+        beside = {} if self.engine.can_branch_back else self._answer_beside(states)  # before states move on
+        hidden = self.engine.read([state.slot for state in states], chunks)  # (N, D)
+        beside = beside or self._answer_beside(states)
         ends = np.cumsum([len(chunk) for chunk in chunks])
-        self._answer(seats, hidden, ends, beside)
-        for seat, chunk in zip(seats, chunks, strict=True):
-            seat.read += len(chunk)
-        rows = [i for i, seat in enumerate(seats) if seat.kind is not None]
+        self._answer(states, hidden, ends, beside)
+        for state, chunk in zip(states, chunks, strict=True):
+            state.read += len(chunk)
+        rows = [i for i, state in enumerate(states) if state.kind is not None]
         if not rows:
             return
-        speaking = [seats[i] for i in rows]
+        speaking = [states[i] for i in rows]
         last = hidden[torch.from_numpy(ends[rows] - 1).to(hidden.device)]  # (R, D)
-        starting = [i for i, seat in enumerate(speaking) if not seat.ids]
+        starting = [i for i, state in enumerate(speaking) if not state.ids]
         if starting:
             facts = torch.tensor([speaking[i].privileged for i in starting], device=last.device)
             for i, value in zip(starting, self.policy.value(last[starting], facts).tolist(), strict=True):
                 speaking[i].value = value
-        legal = [seat.legal for seat in speaking]
+        legal = [state.legal for state in speaking]
         ids, logprobs = self.engine.sample(last, legal, self.temperature, self._uniform(speaking, 1)[:, 0])
-        for seat, token, logprob in zip(speaking, ids.tolist(), logprobs.tolist(), strict=True):
-            seat.ids.append(token)
-            seat.logprobs.append(logprob)
+        for state, token, logprob in zip(speaking, ids.tolist(), logprobs.tolist(), strict=True):
+            state.ids.append(token)
+            state.logprobs.append(logprob)
 
-    def _uniform(self, seats: Sequence[ModelSeat], steps: int) -> np.ndarray:
+    def _uniform(self, states: Sequence[ModelAgentState], steps: int) -> np.ndarray:
         """Uniform numbers for each seat's next tokens, (R, steps), from its seed and their positions in its stream."""
-        places = np.array([len(seat.view.stream) + len(seat.ids) for seat in seats], dtype=np.uint64)
-        seeds = np.array([seat.seed for seat in seats], dtype=np.uint64)
-        return uniforms(seeds[:, None], places[:, None] + np.arange(steps, dtype=np.uint64))
+        positions = np.array([len(state.view.stream) + len(state.ids) for state in states], dtype=np.uint64)
+        seeds = np.array([state.seed for state in states], dtype=np.uint64)
+        return uniforms(seeds[:, None], positions[:, None] + np.arange(steps, dtype=np.uint64))
 
     def _write(self, keys: Sequence[Key]) -> None:
         """Samples several more tokens of messages under way, of which only the last token is unread."""
-        seats = sorted((self._seats[key] for key in keys), key=lambda s: s.slot)
-        left = [seat.limit - len(seat.ids) for seat in seats]
+        states = sorted((self._states[key] for key in keys), key=lambda s: s.slot)
+        left = [state.limit - len(state.ids) for state in states]
         steps = min(self.decode_steps, max(left))
         ids, logprobs = self.engine.write(
-            [seat.slot for seat in seats], [seat.ids[-1] for seat in seats], left, self._uniform(seats, steps),
+            [state.slot for state in states], [state.ids[-1] for state in states], left, self._uniform(states, steps),
             self.temperature,
         )  # fmt: skip
-        for seat, more, theirs in zip(seats, ids, logprobs, strict=True):
-            seat.read += len(more)  # as many were read as were sampled: the last is not
-            seat.ids += more
-            seat.logprobs += theirs
+        for state, more, theirs in zip(states, ids, logprobs, strict=True):
+            state.read += len(more)  # as many were read as were sampled: the last is not
+            state.ids += more
+            state.logprobs += theirs
 
     def _answer(
-        self, seats: Sequence[ModelSeat], hidden: torch.Tensor, ends: np.ndarray, beside: dict[int, np.ndarray]
+        self, states: Sequence[ModelAgentState], hidden: torch.Tensor, ends: np.ndarray, beside: dict[int, np.ndarray]
     ) -> None:
         """Notes the answers to all open questions: those `beside` the streams, and those in what was just read. `ends`
         (R,): the end of each seat's tokens among the hidden states (N, D)."""
-        due = [(seat, asked) for seat in seats for asked in seat.view.asked[len(seat.answers) :]]
-        first = {seat.slot: place - seat.read for seat, place in zip(seats, [0, *ends[:-1].tolist()], strict=True)}
-        inside = [(asked, first[seat.slot] + asked.position) for seat, asked in due if not asked.branch]
+        due = [(state, asked) for state in states for asked in state.view.asked[len(state.answers) :]]
+        first = {state.slot: place - state.read for state, place in zip(states, [0, *ends[:-1].tolist()], strict=True)}
+        inside = [(asked, first[state.slot] + asked.position) for state, asked in due if not asked.branch]
         found = dict(beside)  # answers by id of what was asked
         if inside:
             found |= self._believe([asked for asked, _ in inside], hidden[[at for _, at in inside]])
-        for seat, asked in due:
-            seat.answers.append(found[id(asked)])
+        for state, asked in due:
+            state.answers.append(found[id(asked)])
 
-    def _answer_beside(self, seats: Sequence[ModelSeat]) -> dict[int, np.ndarray]:
+    def _answer_beside(self, states: Sequence[ModelAgentState]) -> dict[int, np.ndarray]:
         """Answers the open questions beside these seats' streams: answers by id of what was asked."""
         beside: dict[int, list[Asked]] = {}  # by slot
         branches: dict[int, list[Branch]] = {}
-        for seat in seats:
-            for asked in seat.view.asked[len(seat.answers) :]:
+        for state in states:
+            for asked in state.view.asked[len(state.answers) :]:
                 if asked.branch:
-                    start = min(asked.position + 1, int(self.engine.lengths[seat.slot]))
-                    ids = [*seat.view.stream.tokens[start : asked.position + 1], *asked.branch]
-                    beside.setdefault(seat.slot, []).append(asked)
-                    branches.setdefault(seat.slot, []).append((start, ids))
+                    start = min(asked.position + 1, int(self.engine.lengths[state.slot]))
+                    ids = [*state.view.stream.tokens[start : asked.position + 1], *asked.branch]
+                    beside.setdefault(state.slot, []).append(asked)
+                    branches.setdefault(state.slot, []).append((start, ids))
         found: dict[int, np.ndarray] = {}
         widths = {slot: sum(len(ids) for _, ids in own) for slot, own in branches.items()}
         for slots in map(sorted, self._alike(widths)):
-            states = self.engine.read_beside(slots, [branches[slot] for slot in slots])
-            found |= self._believe([asked for slot in slots for asked in beside[slot]], states)
+            hidden = self.engine.read_beside(slots, [branches[slot] for slot in slots])
+            found |= self._believe([asked for slot in slots for asked in beside[slot]], hidden)
         return found
 
-    def _believe(self, asked: Sequence[Asked], states: torch.Tensor) -> dict[int, np.ndarray]:
-        """Answers questions from the states (Q, D) that they end in: a softmax over the candidates of each."""
-        logits = self.policy.logits(states)  # (Q, V)
+    def _believe(self, asked: Sequence[Asked], hidden: torch.Tensor) -> dict[int, np.ndarray]:
+        """Answers questions from the hidden states (Q, D) that they end in: a softmax over the candidates of each."""
+        logits = self.policy.logits(hidden)  # (Q, V)
         candidates = padded([each.candidate_ids for each in asked]).to(logits.device)
         scores = logits.gather(1, candidates.clamp_min(0)).masked_fill(candidates < 0, -torch.inf)  # (Q, K)
         probs = scores.double().softmax(-1).cpu().numpy()
         return {id(each): row[: len(each.candidate_ids)] for each, row in zip(asked, probs, strict=True)}
 
-    def _complete(self, seat: ModelSeat) -> bool:
-        if not seat.ids:
+    def _complete(self, state: ModelAgentState) -> bool:
+        if not state.ids:
             return False
-        return seat.kind == Kind.CHOICE or len(seat.ids) >= seat.limit or self.tokens.ends(seat.ids)
+        return state.kind == Kind.CHOICE or len(state.ids) >= state.limit or self.tokens.ends(state.ids)
 
-    def _reply(self, key: Key, seat: ModelSeat) -> Reply:
-        assert seat.kind is not None
-        if seat.kind == Kind.CHOICE:
-            text = seat.options[seat.legal.index(seat.ids[0])]
+    def _reply(self, key: Key, state: ModelAgentState) -> Reply:
+        assert state.kind is not None
+        if state.kind == Kind.CHOICE:
+            text = state.options[state.legal.index(state.ids[0])]
         else:
-            text = self.tokens.reply_text(seat.ids)
-        start = seat.view.reply(seat.ids, seat.kind)
+            text = self.tokens.reply_text(state.ids)
+        start = state.view.reply(state.ids, state.kind)
         # What is not in the cache yet, the last token at least, is read with the next observation.
-        assert start <= seat.read < start + len(seat.ids), (seat.read, start, len(seat.ids))
-        reply = Reply(key, text, tuple(seat.ids), start, tuple(seat.logprobs), seat.value, seat.legal)
-        seat.kind, seat.options, seat.legal, seat.ids, seat.logprobs = None, (), (), [], []
+        assert start <= state.read < start + len(state.ids), (state.read, start, len(state.ids))
+        reply = Reply(key, text, tuple(state.ids), start, tuple(state.logprobs), state.value, state.legal)
+        state.kind, state.options, state.legal, state.ids, state.logprobs = None, (), (), [], []
         return reply
 
 
@@ -336,10 +336,10 @@ def tokens_read_by(agents: Iterable[Agent]) -> int:
     return sum(agent.engine.tokens_read for agent in agents if isinstance(agent, ModelAgent))
 
 
-def room(limits: PlayConfig, seats: int, temperature: float) -> dict[str, Any]:
-    """Arguments of a `ModelAgent` with room for `limits.at_once` games of `seats` seats each."""
+def model_agent_settings(limits: PlayConfig, seats_per_game: int, temperature: float) -> dict[str, Any]:
+    """Arguments of a `ModelAgent` with room for `limits.at_once` games of `seats_per_game` seats."""
     return {
-        "slots": seats * limits.at_once,
+        "slots": seats_per_game * limits.at_once,
         "context": limits.context,
         "max_new_tokens": limits.max_new_tokens,
         "temperature": temperature,
@@ -349,7 +349,7 @@ def room(limits: PlayConfig, seats: int, temperature: float) -> dict[str, Any]:
 
 
 def model_agent(
-    name: str, policy: Policy, limits: PlayConfig, seats: int, temperature: float, style: str | None = None
+    name: str, policy: Policy, limits: PlayConfig, seats_per_game: int, temperature: float, style: str | None = None
 ) -> ModelAgent:
-    """A policy as an agent with room for `limits.at_once` games of `seats` seats each. `style`: see `Agent`."""
-    return ModelAgent(name, policy, **room(limits, seats, temperature), style=style)
+    """A policy as an agent with room for `limits.at_once` games of `seats_per_game` seats. `style`: see `Agent`."""
+    return ModelAgent(name, policy, **model_agent_settings(limits, seats_per_game, temperature), style=style)

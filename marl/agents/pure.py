@@ -21,7 +21,7 @@ from marl.common.errors import UserError
 Plan = Callable[[Pure, Small, np.random.Generator], Small]  # positions (S, WIDTH) -> orders of all units (S, N)
 
 
-class PureSeat:
+class PositionTracker:
     """Notes what one seat knows of a position. Takes every observation's text in order (`observe`)."""
 
     def __init__(self) -> None:
@@ -37,8 +37,8 @@ class PureSeat:
             raise UserError(f"A player who plans knows the map pure alone, and met {strange[0]}. Seat another player")
         if seen.win_centres not in (0, WIN):  # 0: told in other words
             raise UserError(f"A player who plans wins by {WIN} centres, not by {seen.win_centres}. Seat another player")
-        if seen.told > self.judged:
-            self.judged = seen.told
+        if seen.orders_phase > self.judged:
+            self.judged = seen.orders_phase
             for order in sorted(seen.orders, key=lambda order: HOMES.index(order.place)):
                 for victim in (seen.stood.get(order.target), seen.owned.get(order.target)):
                     if order.verb == "-" and victim not in (None, order.power):
@@ -54,7 +54,7 @@ class PureSeat:
         return row.astype(np.int8)[None]
 
 
-class PurePlayer(PureSeat):
+class PurePlayer(PositionTracker):
     """One seat of one game. Takes every observation's text in order, by `observe` (WAIT) or `reply`."""
 
     def __init__(self, plan: Plan, seed: int) -> None:

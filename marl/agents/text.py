@@ -11,7 +11,7 @@ from marl.types import Belief, Kind, Stream
 
 
 @dataclass
-class TextSeat:
+class TextAgentState:
     """One seat: its player, and what is recorded of it."""
 
     player: Player
@@ -33,26 +33,28 @@ class TextAgent:
         self, name: str, make: Callable[[int, str], Player], tokens: Tokens | None = None, style: str | None = None
     ) -> None:
         self.name, self.make, self.tokens, self.style = name, make, tokens, style
-        self._seats: dict[Key, TextSeat] = {}
+        self._states: dict[Key, TextAgentState] = {}
 
     def act(self, requests: Sequence[Request]) -> list[Reply]:
         replies = []
         for r in requests:
-            if r.key not in self._seats:
+            if r.key not in self._states:
                 made = self.make(r.seed, r.role)
-                self._seats[r.key] = TextSeat(made, r.role, None if self.tokens is None else StreamWriter(self.tokens))
+                self._states[r.key] = TextAgentState(
+                    made, r.role, None if self.tokens is None else StreamWriter(self.tokens)
+                )
                 if hasattr(made, "know"):
                     made.know(r.privileged)
-            seat = self._seats[r.key]
-            if seat.view is not None:
-                seat.view.observe(r.text, r.questions, r.step)
+            state = self._states[r.key]
+            if state.view is not None:
+                state.view.observe(r.text, r.questions, r.step)
             if r.turn == TurnKind.WAIT:
-                seat.player.observe(r.text)
+                state.player.observe(r.text)
             else:
-                text = seat.player.reply(r.text, r.options)
-                replies.append(Reply(r.key, text) if seat.view is None else self._record(seat.view, r, text))
-            if seat.view is not None and hasattr(seat.player, "answers"):
-                seat.answers += [seat.player.answers(q) for q in r.questions]
+                text = state.player.reply(r.text, r.options)
+                replies.append(Reply(r.key, text) if state.view is None else self._record(state.view, r, text))
+            if state.view is not None and hasattr(state.player, "answers"):
+                state.answers += [state.player.answers(q) for q in r.questions]
         return replies
 
     def _record(self, view: StreamWriter, r: Request, text: str) -> Reply:
@@ -73,15 +75,15 @@ class TextAgent:
         """Streams and beliefs of recorded seats. The beliefs are uniform: these players have no opinion."""
         recorded = {}
         for key in keys:
-            seat = self._seats.pop(key, None)
-            if seat is None or seat.view is None:
+            state = self._states.pop(key, None)
+            if state is None or state.view is None:
                 continue
-            asked = seat.view.asked
-            if hasattr(seat.player, "answers"):
+            asked = state.view.asked
+            if hasattr(state.player, "answers"):
                 asked = [
                     replace(a, question=replace(a.question, answer=answer, also=()))
-                    for a, answers in zip(asked, seat.answers, strict=True)
+                    for a, answers in zip(asked, state.answers, strict=True)
                     for answer in answers
                 ]
-            recorded[key] = (seat.view.stream, uniform_beliefs(key[1], seat.role, asked))
+            recorded[key] = (state.view.stream, uniform_beliefs(key[1], state.role, asked))
         return recorded

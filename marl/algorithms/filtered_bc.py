@@ -19,7 +19,7 @@ from marl.losses import any_needs
 from marl.rewards import add_rewards
 from marl.types import Episode, Stream
 
-KEEPS = ("above_mean", "nonzero", "all")
+FILTERS = ("above_mean", "nonzero", "all")
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class FilteredBCConfig(TrainConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choices(self, "algo", keep=KEEPS)
+        check_choices(self, "algo", keep=FILTERS)
 
 
 def train_filtered_bc(training: Training, config: FilteredBCConfig) -> None:
     """Trains the one learner in place by imitation of its best games; a round with nothing to keep changes nothing."""
     (learner,) = training.learners
-    agent = model_agent(learner.name, learner.policy, config, training.seats(learner), config.temperature)
+    agent = model_agent(learner.name, learner.policy, config, training.seats_per_game(learner), config.temperature)
     zero_sum = is_zero_sum(training.make_env())
     votes = any_needs(training.losses, "votes")
     for iteration in training.iterations(config, {learner.name: agent}):

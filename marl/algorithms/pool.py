@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from marl.model.policy import Policy, take_weights
-from marl.rollout.cast import Seats
+from marl.rollout.cast import RoleConfig
 from marl.storage.checkpoint import load_policy, save_policy
 from marl.types import Episode
 
@@ -21,12 +21,12 @@ POOL = 5  # a part of an iteration's seed
 
 @dataclass
 class Pool:
-    """The past selves of the learner `seats.player`.
+    """The past selves of the learner `role_config.player`.
 
     An iteration follows from `seed`, its number and `memory`, so a resumed run equals one that was never stopped.
     """
 
-    seats: Seats
+    role_config: RoleConfig
     learner: Policy
     policy: Policy  # plays, with the weights of the past self that was drawn
     folder: Path  # keeps the past selves as policies
@@ -37,12 +37,12 @@ class Pool:
 
     def place(self, iteration: int) -> Path:
         """Returns the folder of the past self that had learned for `iteration` iterations."""
-        return self.folder / f"{self.seats.player}-{iteration:06d}"
+        return self.folder / f"{self.role_config.player}-{iteration:06d}"
 
     def chances(self, iteration: int) -> dict[int, float]:
         """Probability of each past self to play in this iteration."""
-        there = range(0, iteration + 1, self.seats.pool)
-        wins = self.seats.pick == "wins"
+        there = range(0, iteration + 1, self.role_config.pool)
+        wins = self.role_config.pick == "wins"
         weights = {
             n: (self.memory.get(f"{n}/wins", 0.0) + 1) / (self.memory.get(f"{n}/games", 0.0) + 2) if wins else 1.0
             for n in there
@@ -51,7 +51,7 @@ class Pool:
 
     def begin(self, iteration: int) -> None:
         """Keeps the learner if that is due, and gives `policy` the weights of a past self (0-based iteration)."""
-        if iteration % self.seats.pool == 0:
+        if iteration % self.role_config.pool == 0:
             save_policy(self.place(iteration), self.learner, {**self.card, "iteration": iteration})
         chances = self.chances(iteration)
         rng = np.random.default_rng([self.seed, iteration, POOL])
@@ -63,7 +63,7 @@ class Pool:
     def note(self, episodes: Sequence[Episode]) -> None:
         """Counts the games of the past self, and those in which its seats were paid more than the others."""
         for episode in episodes:
-            own = {agent for agent, player in episode.players.items() if player == self.seats.partner_player}
+            own = {agent for agent, player in episode.players.items() if player == self.role_config.partner_player}
             if not own or len(own) == len(episode.players):
                 continue
             theirs = np.mean([episode.paid(agent) for agent in episode.players if agent not in own])

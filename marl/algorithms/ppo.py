@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from marl.agents.model import ModelAgent, model_agent
-from marl.algorithms.filtered_bc import KEEPS, is_zero_sum, select
+from marl.algorithms.filtered_bc import FILTERS, is_zero_sum, select
 from marl.algorithms.training import TrainConfig, Training
 from marl.common.errors import UserError, check_choices, check_range
-from marl.intents.agent import told_agent
+from marl.intents.agent import intent_conditioned_agent
 from marl.learning.advantages import Credit, add_advantages
 from marl.learning.batch import collate, rows_of
 from marl.learning.estimators import ESTIMATORS, GROUPED, Baselines
@@ -45,7 +45,7 @@ class PPOConfig(TrainConfig):
             raise UserError(
                 f"algo.planner.choose={self.planner.choose}: PPO learns from the policy's own samples; must be own"
             )
-        check_choices(self, "algo", imitate=KEEPS, advantage=ESTIMATORS)
+        check_choices(self, "algo", imitate=FILTERS, advantage=ESTIMATORS)
         check_range(self, "algo", "[0, inf)", "alternate")
         self.check_advantage()
 
@@ -95,9 +95,9 @@ def train_ppo(training: Training, config: PPOConfig) -> None:
 
 def player(learner: Learner, training: Training, config: PPOConfig) -> ModelAgent:
     """Makes a learner's player: one that reads intents, one that records plans for a loss, or a plain one."""
-    given = (learner.name, learner.policy, config, training.seats(learner), config.temperature)
+    given = (learner.name, learner.policy, config, training.seats_per_game(learner), config.temperature)
     if config.intents:
-        return told_agent(*given, Path(config.intents), config.cicero)
+        return intent_conditioned_agent(*given, Path(config.intents), config.cicero)
     if any_reads(training.losses, "planned"):
         return planning_agent(*given, config.planner, training.game, learner.reference)
     return model_agent(*given)

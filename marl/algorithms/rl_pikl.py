@@ -54,7 +54,7 @@ def train_rl_pikl(training: Training, config: RLPiklConfig) -> None:
     """Trains the one learner in place; its `reference` is the anchor. No loss may need advantages."""
     (learner,) = training.learners
     agent = planning_agent(
-        learner.name, learner.policy, config, training.seats(learner), config.temperature, config.planner,
+        learner.name, learner.policy, config, training.seats_per_game(learner), config.temperature, config.planner,
         training.game, learner.reference,
     )  # fmt: skip
     paid = {name: reward for name, reward in training.rewards.items() if not credits_messages(reward)}

@@ -25,7 +25,7 @@ from marl.learning.update import Learner, update
 from marl.losses import Loss
 from marl.metrics.training import RESAMPLED, episode_metrics, speed_metrics
 from marl.rewards import Reward
-from marl.rollout.cast import Seats, by_role, seats_per_player
+from marl.rollout.cast import RoleConfig, by_role, seats_per_player
 from marl.rollout.resampling import resample
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import RENAME, Seeds, shuffle_seed
@@ -47,7 +47,7 @@ class Training:
     learners: Sequence[Learner]
     game: str
     make_env: Callable[[], Any]
-    cast: Mapping[str, Seats]  # who plays each role
+    cast: Mapping[str, RoleConfig]  # who plays each role
     frozen: Mapping[str, Agent]  # players of the cast that don't learn
     rewards: Mapping[str, Reward]
     losses: Mapping[str, Loss]
@@ -62,7 +62,7 @@ class Training:
     memory: dict[str, dict[str, float]] = field(default_factory=dict)
     pools: Sequence[Pool] = ()  # past selves of learners in the cast
 
-    def seats(self, learner: Learner) -> int:
+    def seats_per_game(self, learner: Learner) -> int:
         """Counts the seats of a game that a learner may hold at most."""
         return seats_per_player(self.cast, self.make_env())[learner.name]
 

@@ -20,7 +20,11 @@ SECRET = re.compile(
 )
 DIGEST = re.compile("secret:[0-9a-f]{12}")
 SHORTEST = 8  # characters of a secret that is searched for in texts; a shorter one may stand there by chance
-UNTOLD = ("chat.key", "chat.url", "chat.extra")  # settings that may hold a secret whatever their value looks like
+ALWAYS_REDACTED = (
+    "chat.key",
+    "chat.url",
+    "chat.extra",
+)  # settings that may hold a secret whatever their value looks like
 
 
 def might_be_secret(name: str) -> bool:
@@ -68,15 +72,15 @@ def secrets_in(settings: Any) -> list[str]:
     return found
 
 
-def told(arguments: Iterable[str]) -> str:
+def redacted(arguments: Iterable[str]) -> str:
     """Joins a command's arguments for display; a value that may hold a secret becomes `KEY=...`."""
-    return " ".join(_told(*argument.partition("=")) for argument in arguments)
+    return " ".join(_redacted(*argument.partition("=")) for argument in arguments)
 
 
-def _told(key: str, sign: str, value: str) -> str:
+def _redacted(key: str, sign: str, value: str) -> str:
     name = key.lstrip("+~")
     group = name == "chat" and "{" in value
     inner = re.findall(r"([\w.-]+)[\"']?\s*[:=]", value)  # settings within the value
-    if name.startswith(UNTOLD) or group or might_be_secret(name) or any(map(might_be_secret, inner)):
+    if name.startswith(ALWAYS_REDACTED) or group or might_be_secret(name) or any(map(might_be_secret, inner)):
         return f"{key}=..." if sign else key
     return key + sign + value

@@ -25,9 +25,9 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 @dataclass(frozen=True)
 class Slots:
-    """Cache slots of one player: `seats` for each game, and `more`."""
+    """Cache slots of one player: `per_game` for each game, and `more`."""
 
-    seats: int
+    per_game: int
     size: int  # bytes of a slot; 0 for a model without a cache
     more: int = 0
     config: PreTrainedConfig | None = None  # of the model; None where its passes are small beside the cache
@@ -37,17 +37,17 @@ class Slots:
 
     @classmethod
     def of(
-        cls, config: PreTrainedConfig, context: int, seats: int, more: int = 0, bf16: bool = False,
+        cls, config: PreTrainedConfig, context: int, per_game: int, more: int = 0, bf16: bool = False,
         games: int | None = None, dtype: torch.dtype = torch.float32,
     ) -> Slots:  # fmt: skip
         """Slots of a model with this configuration and weights of this type; `bf16`: a copy in bfloat16 plays."""
         dtype = torch.bfloat16 if bf16 else dtype
         played = size_of(config, context, dtype)
-        return cls(seats, played.slot, more, config, played.weights if bf16 else 0, games, dtype)
+        return cls(per_game, played.slot, more, config, played.weights if bf16 else 0, games, dtype)
 
     def count(self, concurrency: int) -> int:
         """Number of slots."""
-        return self.seats * min(concurrency, self.games or concurrency) + self.more
+        return self.per_game * min(concurrency, self.games or concurrency) + self.more
 
     def playing(self, concurrency: int, context: int) -> int:
         """Bytes of the player's widest pass."""

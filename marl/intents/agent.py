@@ -23,7 +23,7 @@ from envs.dond import replies as dond_replies
 from envs.dond import rules as dond_rules
 from envs.dond import texts as dond_texts
 from marl.agents.base import Key, Reply, Request
-from marl.agents.model import ModelSeat, PlayConfig, room
+from marl.agents.model import ModelAgentState, PlayConfig, model_agent_settings
 from marl.common.errors import UserError, check_range
 from marl.common.files import read_json
 from marl.intents import filters
@@ -31,7 +31,7 @@ from marl.intents.among_us import TableConfig
 from marl.intents.claims import AT_ONCE, MOST, ClaimReader
 from marl.intents.draws import Draw, shown
 from marl.intents.nonsense import Ensemble, features
-from marl.intents.streams import ARMS, FORM, TOLD, Intent, agreeing_end, intent_text, opening_of, said
+from marl.intents.streams import ARMS, FORM, INTENT_ARMS, Intent, agreeing_end, intent_text, message_reply, opening_of
 from marl.intents.talker import Talker
 from marl.model.policy import Policy
 from marl.model.tokens import StreamWriter, Tokens
@@ -103,7 +103,7 @@ class Parts:
         arm = made.get("arm")
         if arm not in ARMS:
             raise UserError(f"{folder / PARTS}: arm={arm} must be one of {', '.join(ARMS)}. Make the folder again")
-        if game == "dond" and arm in TOLD and made.get("told") != FORM:
+        if game == "dond" and arm in INTENT_ARMS and made.get("told") != FORM:
             raise UserError(
                 f"{folder}: its model was told intents in another form than players are now. Make it again with "
                 "experiments.studies.intents"
@@ -126,7 +126,7 @@ def talk_view(opening: str, talk: Talk, questions: Sequence[Question], tokens: T
             break
         if mine:
             view.cue()
-            view.reply(tokens.encode(said(words or "")), Kind.SPEECH)
+            view.reply(tokens.encode(message_reply(words or "")), Kind.SPEECH)
             view.observe("", questions, step)
         else:
             view.observe(dond_texts.heard_text(words, style), questions if words is not None else (), step)
@@ -154,7 +154,7 @@ class CiceroAgent(Talker[Mind], PlanningAgent):
             name, parts.dialogue, PlannerConfig(), game, context=context, temperature=temperature or 0.01,
             slots=slots + config.draws, **limits,
         )  # fmt: skip
-        self.parts, self.cicero, self.tells = parts, config, parts.arm in TOLD
+        self.parts, self.cicero, self.tells = parts, config, parts.arm in INTENT_ARMS
         self.claims = ClaimReader(parts.action, context)
         self.counts: Counter[str] = Counter()
         self._minds: dict[Key, Mind] = {}
@@ -176,7 +176,7 @@ class CiceroAgent(Talker[Mind], PlanningAgent):
 
     # -- what is planned ---------------------------------------------------------------------------------------------
 
-    def _observe(self, r: Request) -> ModelSeat:
+    def _observe(self, r: Request) -> ModelAgentState:
         if r.key not in self._openings:
             self._openings[r.key] = r.text  # the true one, which plans are made from
             r = replace(r, text=self.opening(r.text))
@@ -185,9 +185,9 @@ class CiceroAgent(Talker[Mind], PlanningAgent):
     def opening(self, text: str) -> str:
         return opening_of(text, self.parts.arm)
 
-    def _tell(self, key: Key, seat: ModelSeat) -> None:
+    def _tell(self, key: Key, state: ModelAgentState) -> None:
         """Plans, and tells the dialogue model its intent; no more where the action model has no room to read claims."""
-        questions = [asked.question for asked in seat.view.asked[:3]]
+        questions = [asked.question for asked in state.view.asked[:3]]
         opening, talk = self._openings[key], self._talk[key]
         counts, own, objective = dond_texts.parse_prompt(opening)
         longest = self.max_new_tokens + max(map(len, self.claims.texts(counts)))  # a message, and a claim after it
@@ -197,13 +197,13 @@ class CiceroAgent(Talker[Mind], PlanningAgent):
             raise UserError("cicero.plan.belief=listening: this game asks no belief questions. Set it to prior")
         belief = self._belief(opening, talk, questions)
         anchor = self._anchors(opening, [talk])[0]
-        rng = np.random.default_rng([seat.seed, len(seat.view.stream), PLAN])
+        rng = np.random.default_rng([state.seed, len(state.view.stream), PLAN])
         plan = plan_intent(counts, own, objective, belief, anchor, self.cicero.plan, rng)
         claims = dond_rules.allocations(counts)
         intent = Intent(claims[plan.own], claims[plan.partner])
         self._minds[key] = Mind(plan, intent, belief)
         if self.tells:
-            seat.view.tell(intent_text(intent))
+            state.view.tell(intent_text(intent))
 
     def _anchors(self, opening: str, talks: Sequence[Talk]) -> list[np.ndarray]:
         """The player's claims (A,) if each of these talks stopped now."""
@@ -232,49 +232,49 @@ class CiceroAgent(Talker[Mind], PlanningAgent):
 
     # -- what is said ------------------------------------------------------------------------------------------------
 
-    def _reply(self, key: Key, seat: ModelSeat) -> Reply:
+    def _reply(self, key: Key, state: ModelAgentState) -> Reply:
         if key not in self._minds:  # no room for a plan: it plays as its dialogue model does
-            return self._noted(key, seat, "", None)
+            return self._noted(key, state, "", None)
         mind, talk = self._minds.pop(key), self._talk[key]
-        text = self.tokens.reply_text(seat.ids)
+        text = self.tokens.reply_text(state.ids)
         if talk and (text.lstrip().startswith(dond_replies.PROPOSE) or (False, None) in talk):
-            return self._propose(key, seat, mind, [])
-        drawn = self._converse(key, seat, mind)
+            return self._propose(key, state, mind, [])
+        drawn = self._converse(key, state, mind)
         played = next((draw for draw in drawn if not draw.refused), None)
         if played is None and talk:
             self.counts["spent"] += 1
-            return self._propose(key, seat, mind, drawn)
+            return self._propose(key, state, mind, drawn)
         if played is None:
-            ids = self.tokens.encode(said(OPENER))
+            ids = self.tokens.encode(message_reply(OPENER))
             played = Draw(ids, [0.0] * len(ids), OPENER)
-        self._play(seat, played.ids, played.logprobs)
-        return self._noted(key, seat, thoughts_of(mind.intent, drawn), None)
+        self._play(state, played.ids, played.logprobs)
+        return self._noted(key, state, thoughts_of(mind.intent, drawn), None)
 
-    def _propose(self, key: Key, seat: ModelSeat, mind: Mind, drawn: Sequence[Draw]) -> Reply:
+    def _propose(self, key: Key, state: ModelAgentState, mind: Mind, drawn: Sequence[Draw]) -> Reply:
         """Claims what was planned; what its model samples where that does not fit into the stream."""
         counts = dond_texts.parse_prompt(self._openings[key])[0]
         texts = [dond_replies.proposal_text(claim) for claim in dond_rules.allocations(counts)]
         ids = tuple(tuple(self.tokens.encode(f"{text} {END}")) for text in texts)
         chosen = mind.plan.own
-        if len(ids[chosen]) > self._free(seat):
-            return self._noted(key, seat, thoughts_of(mind.intent, drawn), None)
+        if len(ids[chosen]) > self._free(state):
+            return self._noted(key, state, thoughts_of(mind.intent, drawn), None)
         certain = tuple(float(i == chosen) for i in range(len(ids)))
         planned = Planned(
             tuple(text.removeprefix(dond_replies.PROPOSE).strip() for text in texts), ids,
             tuple(mind.plan.anchor.tolist()), tuple(mind.plan.values.tolist()), certain, chosen,
         )  # fmt: skip
-        self._play(seat, list(ids[chosen]), [0.0] * len(ids[chosen]))
-        return self._noted(key, seat, thoughts_of(mind.intent, drawn), planned)
+        self._play(state, list(ids[chosen]), [0.0] * len(ids[chosen]))
+        return self._noted(key, state, thoughts_of(mind.intent, drawn), planned)
 
-    def _noted(self, key: Key, seat: ModelSeat, thoughts: str, planned: Planned | None) -> Reply:
-        reply = super(PlanningAgent, self)._reply(key, seat)
+    def _noted(self, key: Key, state: ModelAgentState, thoughts: str, planned: Planned | None) -> Reply:
+        reply = super(PlanningAgent, self)._reply(key, state)
         self._note(key, reply.text)
         return replace(reply, planned=planned, thoughts=thoughts)
 
     def _filter(self, key: Key, mind: Mind, fresh: Sequence[Draw], earlier: Sequence[Draw]) -> None:
         """Applies all filters but the last to messages that were just drawn."""
         config, opening, talk = self.cicero, self._openings[key], self._talk[key]
-        questions = [asked.question for asked in self._seats[key].view.asked[:3]]
+        questions = [asked.question for asked in self._states[key].view.asked[:3]]
         before = [words for mine, words in talk if mine and words]
         left = self._said_once(fresh, before)
         if self.thresholds is not None and left and self.parts.nonsense is not None:
@@ -294,7 +294,7 @@ class CiceroAgent(Talker[Mind], PlanningAgent):
         """The action model's stream up to the end of a message, and the message's length; see `nonsense.features`."""
         view = talk_view(opening, talk, questions, self.claims.tokens)
         view.cue()
-        ids = self.claims.tokens.encode(said(text))
+        ids = self.claims.tokens.encode(message_reply(text))
         start = view.reply(ids, Kind.SPEECH)
         return view.stream.tokens[: start + len(ids)], len(ids)
 
@@ -321,28 +321,32 @@ class CiceroAgent(Talker[Mind], PlanningAgent):
         return super().finish(keys)
 
 
-class ToldAgent(CiceroAgent):
+class IntentConditionedAgent(CiceroAgent):
     """A learner that reads a planned intent before each of its replies: words and claims are its own samples."""
 
     @staticmethod
     def more_slots(config: CiceroConfig) -> tuple[int, int]:
-        return SLOTS + 1, AT_ONCE * MOST  # `told_agent` has one draw
+        return SLOTS + 1, AT_ONCE * MOST  # `intent_conditioned_agent` has one draw
 
-    def _reply(self, key: Key, seat: ModelSeat) -> Reply:
+    def _reply(self, key: Key, state: ModelAgentState) -> Reply:
         mind = self._minds.pop(key, None)
-        return self._noted(key, seat, thoughts_of(mind.intent, ()) if mind else "", None)
+        return self._noted(key, state, thoughts_of(mind.intent, ()) if mind else "", None)
 
 
-def told_agent(
-    name: str, policy: Policy, limits: PlayConfig, seats: int, temperature: float, folder: Path, config: CiceroConfig,
-    style: str | None = None,
-) -> ToldAgent:  # fmt: skip
+def intent_conditioned_agent(
+    name: str, policy: Policy, limits: PlayConfig, seats_per_game: int, temperature: float, folder: Path,
+    config: CiceroConfig, style: str | None = None,
+) -> IntentConditionedAgent:  # fmt: skip
     """A policy whose intents are planned by the frozen action model of a player's `folder` (`Parts`)."""
     parts = Parts.load(folder, policy.device, policy)
-    if parts.arm not in TOLD:
-        raise UserError(f"algo.intents={folder}: its model is told no intent (arm {parts.arm}). Name one of {TOLD}")
+    if parts.arm not in INTENT_ARMS:
+        raise UserError(
+            f"algo.intents={folder}: its model is told no intent (arm {parts.arm}). Name one of {INTENT_ARMS}"
+        )
     unfiltered = replace(config, nonsense=0.0, candidates=1, draws=1)
-    return ToldAgent(name, parts, unfiltered, "dond", style=style, **room(limits, seats, temperature))
+    return IntentConditionedAgent(
+        name, parts, unfiltered, "dond", style=style, **model_agent_settings(limits, seats_per_game, temperature)
+    )
 
 
 def thoughts_of(intent: Intent, drawn: Sequence[Draw]) -> str:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from envs.among_us import events
 from envs.among_us.reading import read
-from envs.among_us.rules import hear
+from envs.among_us.rules import parse_message
 from envs.among_us.state import Act, Role, Room, Rules
 from envs.among_us.texts import LOWER, write
 from envs.core import Style
@@ -76,7 +76,7 @@ def mentioned(message: str) -> str:
 
 def as_heard(reply: str) -> str:
     """A reply as others hear it, within the game's usual limits; env.message_words and message_chars may set others."""
-    return hear(reply, Rules.message_words, Rules.message_chars, compact=True).text
+    return parse_message(reply, Rules.message_words, Rules.message_chars, compact=True).text
 
 
 def untruthful(episode: Episode) -> set[tuple[str, int]]:
@@ -148,10 +148,10 @@ def table_texts(
     """Returns what a crewmate who saw nothing else of the game reads of a discussion: the opening, and each message."""
     intro = events.Intro(hearer, Role.CREWMATE, *grid, (), ())
     opening = write(intro, style) + write(meeting, style)
-    return [opening, *(told(speaker, message, style) for speaker, message in words)]
+    return [opening, *(heard_text(speaker, message, style) for speaker, message in words)]
 
 
-def told(speaker: str, message: str, style: Style) -> str:
+def heard_text(speaker: str, message: str, style: Style) -> str:
     """A message as its hearers read it."""
     return write(events.Said(speaker, message), style)
 

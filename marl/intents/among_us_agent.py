@@ -22,7 +22,7 @@ import torch
 from envs.among_us.state import Role
 from envs.core import END, Style, TurnKind
 from marl.agents.base import Key, Reply, Request
-from marl.agents.model import ModelSeat
+from marl.agents.model import ModelAgentState
 from marl.decoding.engine import Engine
 from marl.intents import filters
 from marl.intents.agent import CiceroConfig, Parts
@@ -34,11 +34,11 @@ from marl.intents.among_us import (
     as_heard,
     crew_values,
     exposes,
+    heard_text,
     imposter_values,
     intent_text,
     planned_vote,
     support,
-    told,
     votes_of,
 )
 from marl.intents.among_us_votes import ending
@@ -145,34 +145,34 @@ class TableAgent(Talker[Plan]):
     def more_slots(config: CiceroConfig) -> tuple[int, int]:
         return config.draws, VoteReader.slots(config.draws)
 
-    def _observe(self, r: Request) -> ModelSeat:
+    def _observe(self, r: Request) -> ModelAgentState:
         view = self._plain.setdefault(r.key, StreamWriter(self.reader.tokens))
         seen = self._seen.setdefault(r.key, Witness(r.seed))
-        lost = r.key in self._seats and self._seats[r.key].lost
+        lost = r.key in self._states and self._states[r.key].lost
         if not lost:
             view.observe(r.text, r.questions, r.step)
             seen.observe(r.text)
         speaks = r.turn == TurnKind.SPEAK or SKIP in r.options
         if speaks and not lost and self._fits(view, seen):
             self._plans[r.key] = self._plan(view, seen)
-        seat = super()._observe(r)
-        if r.turn != TurnKind.WAIT and not seat.lost:
+        state = super()._observe(r)
+        if r.turn != TurnKind.WAIT and not state.lost:
             view.cue(r.options)
-        return seat
+        return state
 
     def _fits(self, view: StreamWriter, seen: Witness, message: str = "") -> bool:
         """Tells whether the action model can read a message and the vote behind a view, and behind what the table
         heard. It reads words in other tokens than were drawn."""
         tokens = self.reader.tokens
         own = len(view.stream) + len(tokens.encode(f" {message} {END}"))
-        words = tokens.framed(told(seen.me, message, Style.COMPACT), tokens.format.heard)
+        words = tokens.framed(heard_text(seen.me, message, Style.COMPACT), tokens.format.heard)
         table = max(map(len, self._tables(seen, hearers_of(seen)))) + len(words)
         return max(own, table) + len(ending(tokens)) + 1 <= self.reader.engine.context
 
-    def _tell(self, key: Key, seat: ModelSeat) -> None:
+    def _tell(self, key: Key, state: ModelAgentState) -> None:
         """Tells the dialogue model its intent before a message."""
         if self.tells and key in self._plans and not self._seen[key].voting:
-            seat.view.tell(intent_text(self._plans[key].intent))
+            state.view.tell(intent_text(self._plans[key].intent))
 
     # -- what is planned ---------------------------------------------------------------------------------------------
 
@@ -238,7 +238,7 @@ class TableAgent(Talker[Plan]):
     def _after(self, seen: Witness, mind: Plan, drawn: Sequence[Draw]) -> Floats:
         """Returns the hearers' votes (H, N, A) after each of these messages."""
         tokens = self.reader.tokens
-        texts = [tokens.framed(told(seen.me, draw.text, Style.COMPACT), tokens.format.heard) for draw in drawn]
+        texts = [tokens.framed(heard_text(seen.me, draw.text, Style.COMPACT), tokens.format.heard) for draw in drawn]
         return self._heard(seen, mind.hearers, texts, mind.votes)
 
     def _by_value(self, key: Key, mind: Plan, left: Sequence[Draw]) -> None:
@@ -252,30 +252,30 @@ class TableAgent(Talker[Plan]):
         for draw, flag in zip(left, poor, strict=True):
             draw.refused = filters.VALUE if flag else ""
 
-    def _reply(self, key: Key, seat: ModelSeat) -> Reply:
+    def _reply(self, key: Key, state: ModelAgentState) -> Reply:
         plan, said = self._plans.pop(key, None), ""
         planned = None
-        if plan is not None and seat.kind == Kind.CHOICE:
-            planned = self._vote(seat, plan)
+        if plan is not None and state.kind == Kind.CHOICE:
+            planned = self._vote(state, plan)
         elif plan is not None and self.tells:
-            drawn = self._converse(key, seat, plan)
+            drawn = self._converse(key, state, plan)
             played = next((draw for draw in drawn if not draw.refused), None)
             if played is None:
                 self.counts["spent"] += 1
                 ids = self.tokens.encode(f" {END}")
                 played = Draw(ids, [0.0] * len(ids), "")
-            self._play(seat, played.ids, played.logprobs)
+            self._play(state, played.ids, played.logprobs)
             said = shown(f"vote {plan.intent.own}, others vote {plan.intent.others}", drawn)
-        ids, kind = [*seat.ids], seat.kind
+        ids, kind = [*state.ids], state.kind
         assert kind is not None
-        reply = super()._reply(key, seat)
+        reply = super()._reply(key, state)
         self._note(key, ids, kind)
         return replace(reply, planned=planned, thoughts=said)
 
     def repeat(self, request: Request, ids: Sequence[int]) -> int:
         start = super().repeat(request, ids)
         self._plans.pop(request.key, None)
-        if not self._seats[request.key].lost:
+        if not self._states[request.key].lost:
             self._note(request.key, ids, Kind.CHOICE if request.turn == TurnKind.CHOOSE else Kind.SPEECH)
         return start
 
@@ -285,11 +285,11 @@ class TableAgent(Talker[Plan]):
         if kind == Kind.SPEECH:
             self._seen[key].spoke(as_heard(self.tokens.reply_text(ids)))
 
-    def _vote(self, seat: ModelSeat, plan: Plan) -> Planned:
+    def _vote(self, state: ModelAgentState, plan: Plan) -> Planned:
         """Votes as planned."""
         chosen = plan.votes[plan.own]
-        ids = {option: token for option, token in zip(seat.options, seat.legal, strict=True)}
-        self._play(seat, [ids[chosen]], [0.0])
+        ids = {option: token for option, token in zip(state.options, state.legal, strict=True)}
+        self._play(state, [ids[chosen]], [0.0])
         certain = tuple(float(vote == chosen) for vote in plan.votes)
         return Planned(
             plan.votes, tuple((ids[vote],) for vote in plan.votes), tuple(plan.anchor.tolist()),

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from marl.intents.among_us import Intent, accused_outright, intent_text
-from marl.intents.among_us_votes import Annotated, meetings_of, said_by, table_rows, with_votes
+from marl.intents.among_us_votes import Annotated, meetings_of, table_rows, voted_messages, with_votes
 from marl.intents.draws import messages_behind, plain_words
-from marl.intents.streams import told_before
+from marl.intents.streams import insert_lines
 from marl.learning.batch import Row
 from marl.losses.listening import ListeningLoss
 from marl.model.optim import OPTIMIZERS, MuonAndAdamW
@@ -35,7 +35,7 @@ from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import draw_games
 from marl.types import Belief, Episode
 
-GAMES, ORDER, TOLD = 121, 122, 123  # parts of the seed
+GAMES, ORDER, INTENTS = 121, 122, 123  # parts of the seed
 ALONE = 8  # passes of a lesson in votes over views alone
 HALF = 0.5  # share of the views that a dialogue model reads without intents
 
@@ -65,11 +65,11 @@ def action_rows(episodes: Sequence[Episode], tokens: Tokens) -> list[Row]:
     return rows
 
 
-def told(row: Row, intents: Mapping[int, Intent], tokens: Tokens) -> Row:
+def with_intents(row: Row, intents: Mapping[int, Intent], tokens: Tokens) -> Row:
     """The row with the intent of each message, by the message's step, before its cue, where its speaker alone reads it
     (`StreamWriter.tell`)."""
     own = [turn for turn in row[0].turns if turn.agent == row[1] and turn.reply_ids and turn.step in intents]
-    return told_before(row, [(turn, intent_text(intents[turn.step])) for turn in own], tokens)
+    return insert_lines(row, [(turn, intent_text(intents[turn.step])) for turn in own], tokens)
 
 
 def intents_of(annotated: Sequence[Annotated]) -> Intents:
@@ -86,7 +86,7 @@ def dialogue_rows(episodes: Sequence[Episode], intents: Intents, tokens: Tokens,
     for episode in episodes:
         for agent in episode.streams:
             own = intents.get((episode.seed, agent), {})
-            rows.append(told((episode, agent), own, tokens) if rng.random() >= HALF else (episode, agent))
+            rows.append(with_intents((episode, agent), own, tokens) if rng.random() >= HALF else (episode, agent))
     return rows
 
 
@@ -111,7 +111,7 @@ def lesson_rows(episodes: Sequence[Episode], tokens: Tokens) -> tuple[list[Row],
     views: list[Row] = []
     for episode in episodes:
         kept: dict[str, list[Belief]] = {}
-        for said in said_by(episode, tokens, meetings_of(episode)):
+        for said in voted_messages(episode, tokens, meetings_of(episode)):
             if said.truthful and accused_outright(said.turn.message) == said.after.question.answer:
                 kept.setdefault(said.turn.agent, []).append(said.after)
         views += [(replace(episode, beliefs=tuple(own)), agent) for agent, own in kept.items()]
@@ -150,7 +150,7 @@ def dialogue_model(
     policy = copy.deepcopy(action)
 
     def draw(epoch: int) -> list[Row]:
-        rng = np.random.default_rng([base.seed, TOLD, epoch])
+        rng = np.random.default_rng([base.seed, INTENTS, epoch])
         return dialogue_rows(games, intents_of(annotated), policy.tokens, rng)
 
     learn(policy, draw, base, progress)
@@ -168,7 +168,7 @@ def say_under(
     tokens, streams = policy.tokens, []
     for (episode, agent), step, intent in places:
         own = intents.get((episode.seed, agent), {})
-        view, _ = told((episode, agent), {**own, step: intent}, tokens)
+        view, _ = with_intents((episode, agent), {**own, step: intent}, tokens)
         turn = next(t for t in view.turns if (t.agent, t.step) == (agent, step))
         streams.append(view.streams[agent].tokens[: turn.start])
     drawn = messages_behind(

@@ -60,7 +60,7 @@ def vote_asked(agent: str, step: int, position: int, meeting: Meeting, name: str
 
 
 @dataclass(frozen=True)
-class Said:
+class VotedMessage:
     """A message, and the votes to read in its speaker's own view: before it (`cued` by nothing yet), and after."""
 
     turn: Turn
@@ -71,7 +71,7 @@ class Said:
     after: Belief
 
 
-def said_by(episode: Episode, tokens: Tokens, meetings: Sequence[Meeting]) -> list[Said]:
+def voted_messages(episode: Episode, tokens: Tokens, meetings: Sequence[Meeting]) -> list[VotedMessage]:
     """The messages of these discussions whose speakers have a stream."""
     names: dict[str, str] = episode.facts["names"]
     lies, cue, found = untruthful(episode), len(tokens.format.cue), []
@@ -79,7 +79,7 @@ def said_by(episode: Episode, tokens: Tokens, meetings: Sequence[Meeting]) -> li
         for turn in (t for t in meeting.messages if t.reply_ids and names[t.agent] in meeting.votes):
             name, places = names[turn.agent], (turn.start - cue - 1, turn.start + len(turn.reply_ids) - 1)
             both = [vote_asked(turn.agent, turn.step, place, meeting, name, tokens) for place in places]
-            found.append(Said(turn, name, meeting, (turn.agent, turn.step) not in lies, *both))
+            found.append(VotedMessage(turn, name, meeting, (turn.agent, turn.step) not in lies, *both))
     return found
 
 
@@ -129,7 +129,7 @@ def with_votes(episode: Episode, tokens: Tokens) -> Episode:
     """The episode with votes to learn beside its own questions: before each message, and after each that the log does
     not refute."""
     asked: list[Belief] = []
-    for said in said_by(episode, tokens, meetings_of(episode)):
+    for said in voted_messages(episode, tokens, meetings_of(episode)):
         asked += [said.before, said.after] if said.truthful else [said.before]
     return replace(episode, beliefs=(*episode.beliefs, *asked))
 
@@ -173,7 +173,7 @@ def annotate(policy: Policy, episodes: Sequence[Episode]) -> list[Annotated]:
     count = 0
     for episode in episodes:
         meetings = meetings_of(episode)
-        own = said_by(episode, tokens, meetings)
+        own = voted_messages(episode, tokens, meetings)
         for agent in episode.streams:
             asked = [each for each in own if each.turn.agent == agent]
             if asked:

@@ -36,8 +36,8 @@ def cut_after(view: HumanView, number: int) -> HumanView:
     kept = view.turns[: number + 1]
     assert all(text is not None for _, text in kept), "a proposal is no message"
     end = agreeing_end(bool(kept) and kept[-1][0] == "YOU")
-    told: list[tuple[Speaker, str | None]] = [("YOU" if mine else "THEM", text) for mine, text in end]
-    return replace(view, turns=(*kept, *told, ("YOU", None)), ending=HumanEnding.DEAL)
+    closing: list[tuple[Speaker, str | None]] = [("YOU" if mine else "THEM", text) for mine, text in end]
+    return replace(view, turns=(*kept, *closing, ("YOU", None)), ending=HumanEnding.DEAL)
 
 
 def annotate(views: Iterable[HumanView], reader: ClaimReader, env: Any) -> dict[int, list[Intent]]:

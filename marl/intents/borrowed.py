@@ -96,9 +96,9 @@ def in_lessons(
             return grounded(steps, arm, [intent.renamed(order) for intent in own])
         before = sum(step[0] == "reply" for step in steps) - 2  # the last two are the lesson: a message and a proposal
         own = [*own[:before], *[lessons[view.index]] * 2]
-        told = grounded(steps, arm, [intent.renamed(order) for intent in own])
-        for number in [number for number, step in enumerate(told) if step[0] == "reply"][:-2]:
-            told[number] = ("given", told[number][1])
-        return told
+        grounded_steps = grounded(steps, arm, [intent.renamed(order) for intent in own])
+        for number in [number for number, step in enumerate(grounded_steps) if step[0] == "reply"][:-2]:
+            grounded_steps[number] = ("given", grounded_steps[number][1])
+        return grounded_steps
 
     return {"refuse": lambda view: "" if view.index in intents else "no intent", "cut": cut, "add": add}

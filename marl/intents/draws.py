@@ -10,7 +10,7 @@ import torch
 
 from envs.core import END
 from envs.dond import replies, texts
-from marl.agents.model import ModelSeat
+from marl.agents.model import ModelAgentState
 from marl.decoding.engine import Engine
 from marl.model.policy import Policy
 from marl.model.tokens import Tokens
@@ -79,17 +79,17 @@ def messages_behind(
 
 
 def draws_for(
-    engine: Engine, seat: ModelSeat, count: int, done: int, limit: int, *, temperature: float, top_p: float,
+    engine: Engine, state: ModelAgentState, count: int, done: int, limit: int, *, temperature: float, top_p: float,
     tag: str = replies.MESSAGE,
 ) -> list[Drawn]:  # fmt: skip
     """Draws messages after a seat's stream, whose slot stays as it is; `done`: how many there are already."""
-    stream = seat.view.stream.tokens
-    forks = engine.fork(seat.slot, count)
+    stream = state.view.stream.tokens
+    forks = engine.fork(state.slot, count)
     for fork in forks:
         engine.rewind(fork, stream[:-1])
     found = draw_messages(
         engine, forks, [stream[-1]] * count, [limit] * count, temperature=temperature, top_p=top_p,
-        rng=np.random.default_rng([seat.seed, len(stream), DRAW, done]), tag=tag,
+        rng=np.random.default_rng([state.seed, len(stream), DRAW, done]), tag=tag,
     )  # fmt: skip
     for fork in forks:
         engine.free(fork)

@@ -18,7 +18,7 @@ from marl.intents.annotate import certain_split, named_items
 from marl.intents.corruptions import KINDS, Bigrams, Place
 from marl.intents.draws import messages_behind, words_of
 from marl.intents.nonsense import features
-from marl.intents.streams import Intent, grounded, said
+from marl.intents.streams import Intent, grounded, message_reply
 from marl.intents.training import in_arm
 from marl.learning.batch import Row
 from marl.metrics import negotiation
@@ -154,7 +154,7 @@ def _up_to_reply(steps: corpus.Steps, tokens: Tokens, reply: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Spoken:
+class HumanMessage:
     """A human message in its dialogue: the speaker's stream up to the cue, and what corruptions may use."""
 
     stream: list[int]
@@ -163,9 +163,11 @@ class Spoken:
     before: tuple[str, ...]
 
 
-def spoken(views: Sequence[HumanView], tokens: Tokens, env: Any, most: int, rng: np.random.Generator) -> list[Spoken]:
+def human_messages(
+    views: Sequence[HumanView], tokens: Tokens, env: Any, most: int, rng: np.random.Generator
+) -> list[HumanMessage]:
     """Draws `most` human messages of YOU."""
-    found: list[Spoken] = []
+    found: list[HumanMessage] = []
     for i in rng.permutation(len(views)).tolist():
         if len(found) >= most:
             break
@@ -177,13 +179,13 @@ def spoken(views: Sequence[HumanView], tokens: Tokens, env: Any, most: int, rng:
         own = [text for who, text in views[i].turns if who == "YOU" and text is not None]
         for number in range(len(replies)):
             stream = _up_to_reply([*steps], tokens, number)
-            found.append(Spoken(stream, own[number], views[i].counts, tuple(own[:number])))
+            found.append(HumanMessage(stream, own[number], views[i].counts, tuple(own[:number])))
     return found[:most]
 
 
 def spoiled(
-    messages: Sequence[Spoken], kind: str, strangers: Sequence[str], model: Bigrams, rng: np.random.Generator
-) -> list[tuple[Spoken, str]]:
+    messages: Sequence[HumanMessage], kind: str, strangers: Sequence[str], model: Bigrams, rng: np.random.Generator
+) -> list[tuple[HumanMessage, str]]:
     """Returns the messages that this kind of corruption changes, with what it makes of them."""
     found = []
     for each in messages:
@@ -193,7 +195,7 @@ def spoiled(
     return found
 
 
-def read_messages(policy: Policy, messages: Sequence[tuple[Spoken, str]]) -> Any:
+def read_messages(policy: Policy, messages: Sequence[tuple[HumanMessage, str]]) -> Any:
     """Features (N, F) of these messages, each in its dialogue."""
-    ids = [policy.tokens.encode(said(text)) for _, text in messages]
+    ids = [policy.tokens.encode(message_reply(text)) for _, text in messages]
     return features(policy, [([*each.stream, *own], len(own)) for (each, _), own in zip(messages, ids, strict=True)])

@@ -20,7 +20,7 @@ from envs.diplomacy.pure import HOMES, POWERS, N, order_text
 from envs.diplomacy.reading import Order
 from envs.diplomacy.texts import NOBODY, wording
 from marl.agents.base import Player
-from marl.agents.pure import PureSeat
+from marl.agents.pure import PositionTracker
 from marl.agents.scripted.diplomacy import ASK, OFFER, understand
 from marl.model.tokens import StreamWriter, Tokens
 from marl.types import Kind
@@ -30,7 +30,7 @@ HEARD = re.compile(rf"({'|'.join(POWERS)}): (.*)")
 CUT = re.compile(r"cut (\d+)")
 
 
-class Said(NamedTuple):
+class Utterance(NamedTuple):
     """A message from one power to another."""
 
     speaker: str
@@ -66,7 +66,7 @@ class Phase:
 
     before: str  # what all were told since the last such phase, the position included
     state: np.ndarray  # (1, WIDTH) the position
-    talk: list[Said] = field(default_factory=list)
+    talk: list[Utterance] = field(default_factory=list)
     orders: dict[int, int] = field(default_factory=dict)  # by province; empty until they are told
 
     def unit_of(self, power: str) -> int | None:
@@ -83,30 +83,30 @@ class Notes:
     """Notes of what one seat read (`read`) and said (`say`), phase by phase."""
 
     def __init__(self) -> None:
-        self.seat, self.opening, self.phases = PureSeat(), "", list[Phase]()
+        self.tracker, self.opening, self.phases = PositionTracker(), "", list[Phase]()
         self.to = NOBODY  # whom it writes to
-        self._public, self._told = "", 0
+        self._public, self._orders_phase = "", 0
 
     @property
     def power(self) -> str:
-        return self.seat.seen.power
+        return self.tracker.seen.power
 
     def read(self, text: str) -> None:
-        """Takes an observation. UserError as of `PureSeat.observe`."""
+        """Takes an observation. UserError as of `PositionTracker.observe`."""
         for line in text.split("\n"):
-            self.seat.observe(line)
-            if self.seat.seen.told > self._told:
-                self._told = self.seat.seen.told
-                self.phases[-1].orders = {HOMES.index(o.place): code_of(o) for o in self.seat.seen.orders}
+            self.tracker.observe(line)
+            if self.tracker.seen.orders_phase > self._orders_phase:
+                self._orders_phase = self.tracker.seen.orders_phase
+                self.phases[-1].orders = {HOMES.index(o.place): code_of(o) for o in self.tracker.seen.orders}
             if not self.opening:
                 self.opening = f"{line}\n"
             elif line.partition(" ")[0] in POWERS:
-                self.phases.append(Phase(f"{self._public}{line}\n", self.seat.position()))
+                self.phases.append(Phase(f"{self._public}{line}\n", self.tracker.position()))
                 self._public = ""
             elif PUBLIC.fullmatch(line):
                 self._public += f"{line}\n"
             elif (match := HEARD.fullmatch(line)) and match[2] != "...":
-                self.phases[-1].talk.append(Said(match[1], self.power, match[2]))
+                self.phases[-1].talk.append(Utterance(match[1], self.power, match[2]))
             elif match := CUT.fullmatch(line):
                 talk = self.phases[-1].talk
                 talk[-1] = talk[-1]._replace(text=talk[-1].text[: int(match[1])])
@@ -114,7 +114,7 @@ class Notes:
     def say(self, reply: str) -> None:
         """Adds one's own message to whom it writes to; an empty one is none."""
         if words := as_heard(reply):
-            self.phases[-1].talk.append(Said(self.power, self.to, words))
+            self.phases[-1].talk.append(Utterance(self.power, self.to, words))
 
 
 def as_heard(reply: str) -> str:
@@ -181,7 +181,7 @@ def choices_of(tree: Tree, code: int) -> tuple[str, ...]:
     raise AssertionError(f"{code} is none of {tree}")
 
 
-def stated(said: Said, phase: Phase) -> Intent | None:
+def stated(said: Utterance, phase: Phase) -> Intent | None:
     """The intent that a message states in the words of scripted players; None where they leave a doubt.
 
     A request says its author's move and asks for support of it; an offer, its author's support of the reader's move.
@@ -201,8 +201,8 @@ def stated(said: Said, phase: Phase) -> Intent | None:
 
 def truthful(phase: Phase, partner: str | None = None) -> bool:
     """Tells whether everybody ordered what they said in this phase, as far as its words can be read."""
-    told = [(said, stated(said, phase)) for said in phase.talk if partner in (None, said.speaker, said.reader)]
-    return all(each is None or phase.orders.get(each.own[0]) == each.own[1] for _, each in told)
+    statements = [(said, stated(said, phase)) for said in phase.talk if partner in (None, said.speaker, said.reader)]
+    return all(each is None or phase.orders.get(each.own[0]) == each.own[1] for _, each in statements)
 
 
 # --- Views ------------------------------------------------------------------------------------------------------------

@@ -21,12 +21,12 @@ from envs.core import END, Style, TurnKind
 from envs.diplomacy.pure import HOMES, POWERS, N, order_text
 from envs.diplomacy.texts import NOBODY
 from marl.agents.base import Key, Reply, Request
-from marl.agents.model import ModelSeat
+from marl.agents.model import ModelAgentState
 from marl.intents import filters
 from marl.intents.agent import PLAN, CiceroConfig, Parts
 from marl.intents.draws import Draw, shown
 from marl.intents.orders import AT_ONCE, OrderReader, trees_of
-from marl.intents.press import Intent, Notes, Phase, Said, as_heard, choices_of, talk_view
+from marl.intents.press import Intent, Notes, Phase, Utterance, as_heard, choices_of, talk_view
 from marl.intents.talker import Talker, check_compact
 from marl.model.policy import Policy
 from marl.planning.press import OrderPlan, PressConfig, plan_order
@@ -68,7 +68,9 @@ class Planner:
         """Probability of the intended order after each of these messages to a partner."""
         place, code = intended
         *before, now = notes.phases
-        after = [replace(now, talk=[*now.talk, Said(notes.power, partner, m)] if m else now.talk) for m in messages]
+        after = [
+            replace(now, talk=[*now.talk, Utterance(notes.power, partner, m)] if m else now.talk) for m in messages
+        ]
         streams = [self.stream(notes, notes.power, [*before, each], partner) for each in after]
         found = self.reader.probabilities(streams, [now.state] * len(streams), [[place]] * len(streams))
         return [float(each[place, code]) for each in found]
@@ -108,12 +110,12 @@ class PressAgent(Talker[Aim]):
     def more_slots(config: CiceroConfig) -> tuple[int, int]:
         return 1, AT_ONCE  # messages are drawn one by one
 
-    def _observe(self, r: Request) -> ModelSeat:
+    def _observe(self, r: Request) -> ModelAgentState:
         self._notes.setdefault(r.key, Notes()).read(r.text)
         self._asked[r.key] = r
         return super()._observe(r)
 
-    def _tell(self, key: Key, seat: ModelSeat) -> None:
+    def _tell(self, key: Key, state: ModelAgentState) -> None:
         """Plans a message, and tells the dialogue model its intent."""
         if self._asked[key].turn != TurnKind.SPEAK:
             return
@@ -123,7 +125,7 @@ class PressAgent(Talker[Aim]):
         plan = None if own is None else self.planner.plan(notes, own, self._seed(key))
         if plan is not None and own is not None and other is not None:
             self._plans[key] = plan
-            seat.view.tell(self._intent(plan, other).text())
+            state.view.tell(self._intent(plan, other).text())
 
     def _intent(self, plan: OrderPlan, reader: int) -> Intent:
         return Intent((plan.place, plan.own), (reader, plan.of_reader(reader, self.cicero.press.plausible)))
@@ -132,40 +134,40 @@ class PressAgent(Talker[Aim]):
         """Seeds a plan's draws: the same all through a phase, so that talk alone changes a plan."""
         return self._asked[key].seed, len(self._notes[key].phases)
 
-    def _reply(self, key: Key, seat: ModelSeat) -> Reply:
+    def _reply(self, key: Key, state: ModelAgentState) -> Reply:
         notes, thoughts = self._notes[key], ""
-        if seat.kind == Kind.SPEECH:
+        if state.kind == Kind.SPEECH:
             plan = self._plans.pop(key, None)
             if plan is not None:
-                thoughts = self._speak(key, seat, plan)
-            reply = super()._reply(key, seat)
+                thoughts = self._speak(key, state, plan)
+            reply = super()._reply(key, state)
             notes.say(reply.text)
             return replace(reply, thoughts=thoughts)
-        if NOBODY in seat.options:
+        if NOBODY in state.options:
             if self.cicero.press.mute:
-                self._choose(seat, NOBODY)
-            reply = super()._reply(key, seat)
+                self._choose(state, NOBODY)
+            reply = super()._reply(key, state)
             notes.to = reply.text
             return reply
-        if notes.seat.seen.kind == "moves":
-            thoughts = self._order(key, seat)
-        return replace(super()._reply(key, seat), thoughts=thoughts)
+        if notes.tracker.seen.kind == "moves":
+            thoughts = self._order(key, state)
+        return replace(super()._reply(key, state), thoughts=thoughts)
 
     def repeat(self, request: Request, ids: Sequence[int]) -> int:
         start, key = super().repeat(request, ids), request.key
-        notes, seat = self._notes[key], self._seats[key]
-        if seat.lost:
+        notes, state = self._notes[key], self._states[key]
+        if state.lost:
             return start
         if request.turn == TurnKind.SPEAK:
             self._plans.pop(key, None)
             notes.say(self.tokens.reply_text(ids))
         elif NOBODY in request.options:
-            notes.to = request.options[seat.legal.index(ids[0])]
-        elif notes.seat.seen.kind == "moves":
-            self._order(key, seat)  # what is left of the order is chosen next
+            notes.to = request.options[state.legal.index(ids[0])]
+        elif notes.tracker.seen.kind == "moves":
+            self._order(key, state)  # what is left of the order is chosen next
         return start
 
-    def _order(self, key: Key, seat: ModelSeat) -> str:
+    def _order(self, key: Key, state: ModelAgentState) -> str:
         """Chooses what is planned for the unit that is asked about. Returns what was planned, where that begins."""
         thoughts = ""
         if place := re.findall(r"\b[A-Z]{3}\b", self._asked[key].text.rstrip("\n").rpartition("\n")[2]):
@@ -179,26 +181,26 @@ class PressAgent(Talker[Aim]):
         if self._begun.get(key):
             option, *left = self._begun.pop(key)
             self._begun[key] = tuple(left)
-            self._choose(seat, option)
+            self._choose(state, option)
         return thoughts
 
-    def _choose(self, seat: ModelSeat, option: str) -> None:
-        if option in seat.options:
-            seat.ids, seat.logprobs = [seat.legal[seat.options.index(option)]], [0.0]
+    def _choose(self, state: ModelAgentState, option: str) -> None:
+        if option in state.options:
+            state.ids, state.logprobs = [state.legal[state.options.index(option)]], [0.0]
 
-    def _speak(self, key: Key, seat: ModelSeat, plan: OrderPlan) -> str:
+    def _speak(self, key: Key, state: ModelAgentState, plan: OrderPlan) -> str:
         """Draws messages until one passes, and puts it in place of the model's own. Returns what is shown of it."""
         notes = self._notes[key]
         other = notes.phases[-1].unit_of(notes.to)
         assert other is not None
         intent = self._intent(plan, other)
         (before,) = self.planner.agree(notes, notes.to, [""], intent.own)
-        drawn = self._converse(key, seat, Aim(intent, before))
+        drawn = self._converse(key, state, Aim(intent, before))
         said = drawn[-1]
         if said.refused:
             self.counts["spent"] += 1
             said = Draw(ids := self.tokens.encode(END), [0.0] * len(ids), "")
-        self._play(seat, said.ids, said.logprobs)
+        self._play(state, said.ids, said.logprobs)
         own, reader = (order_text(*each) for each in intent)
         return shown(f"I order {own}, {notes.to} {reader}", drawn)
 

@@ -24,7 +24,7 @@ from marl.agents.base import Player
 from marl.agents.text import TextAgent
 from marl.intents.orders import OrderReader, trees_of
 from marl.intents.press import Intent, Noted, Notes, Phase, asks, choices_of, talk_view, truthful
-from marl.intents.streams import told_before
+from marl.intents.streams import insert_lines
 from marl.learning.batch import Row
 from marl.losses import Loss
 from marl.losses.imitation import ImitationLoss
@@ -52,7 +52,7 @@ class Played:
     notes: Sequence[Mapping[str, Notes]]  # by agent
 
     @property
-    def seats(self) -> list[tuple[Episode, str, Notes]]:
+    def views(self) -> list[tuple[Episode, str, Notes]]:
         both = zip(self.episodes, self.notes, strict=True)
         return [(episode, agent, own) for episode, notes in both for agent, own in notes.items()]
 
@@ -84,7 +84,7 @@ def order_rows(played: Played, views: int, tokens: Tokens, rng: np.random.Genera
     not truthful."""
     rows: list[Row] = []
     untrue = 0
-    for _, _, notes in played.seats:
+    for _, _, notes in played.views:
         for number, phase in enumerate(notes.phases):
             mine = phase.unit_of(notes.power)
             if mine is None or not phase.orders:
@@ -187,22 +187,24 @@ def annotate(seats: Sequence[Notes], reader: OrderReader) -> list[list[list[Inte
 
 
 # --- The dialogue model -----------------------------------------------------------------------------------------------
-def told(episode: Episode, agent: str, intents: Sequence[Intent | None], tokens: Tokens) -> Row:
+def with_intents(episode: Episode, agent: str, intents: Sequence[Intent | None], tokens: Tokens) -> Row:
     """A seat's row in which each of its messages stands behind its intent, where it has one."""
     speaking = [turn for turn in episode.turns if turn.agent == agent and turn.kind == TurnKind.SPEAK and turn.message]
     assert len(speaking) == len(intents), (len(speaking), len(intents))
     both = zip(speaking, intents, strict=True)
-    return told_before((episode, agent), [(turn, intent.text()) for turn, intent in both if intent is not None], tokens)
+    return insert_lines(
+        (episode, agent), [(turn, intent.text()) for turn, intent in both if intent is not None], tokens
+    )
 
 
 def dialogue_model(
     start: Policy, played: Played, reader: OrderReader, base: BaseConfig, progress: Progress = lambda done, total: None
 ) -> tuple[Policy, dict[str, float]]:
     """Trains the dialogue model. Returns it with counts of what it learned from."""
-    seats = played.seats
+    seats = played.views
     intents = annotate([notes for _, _, notes in seats], reader)
     rows = [
-        told(episode, agent, [each for phase in own for each in phase], start.tokens)
+        with_intents(episode, agent, [each for phase in own for each in phase], start.tokens)
         for (episode, agent, _), own in zip(seats, intents, strict=True)
     ]
     policy = learn_rows(start, rows, base, base.losses(), progress)

@@ -22,7 +22,7 @@ from marl.pretraining.corpus import Steps
 from marl.types import Kind, Stream, Turn
 
 ARMS = ("none", "state", "intent", "both")
-TOLD = ("intent", "both")  # arms whose models are told intents
+INTENT_ARMS = ("intent", "both")  # arms whose models are told intents
 HIDDEN: Triple = (0, 0, 0)  # stands for values that a model is not to know
 AGREE = "deal"  # the words of the injected end
 
@@ -49,19 +49,19 @@ def intent_text(intent: Intent) -> str:
 FORM = intent_text(Intent((1, 2, 3), (3, 2, 1)))
 
 
-def told_before(row: Row, lines: Iterable[tuple[Turn, str]], tokens: Tokens) -> Row:
+def insert_lines(row: Row, lines: Iterable[tuple[Turn, str]], tokens: Tokens) -> Row:
     """The row with a line before the cue of each of these turns, where the player alone reads it, as
     `StreamWriter.tell` writes it."""
     episode, agent = row
     stream, cue = episode.streams[agent], len(tokens.format.cue)
-    told = {turn.start - cue: tokens.framed(line, tokens.format.heard) for turn, line in lines}
+    inserted = {turn.start - cue: tokens.framed(line, tokens.format.heard) for turn, line in lines}
 
     def moved(position: int) -> int:
-        return position + sum(len(ids) for place, ids in told.items() if place <= position)
+        return position + sum(len(ids) for place, ids in inserted.items() if place <= position)
 
     longer = Stream()
     for position, (token, kind) in enumerate(zip(stream.tokens, stream.kinds, strict=True)):
-        longer.append(told.get(position, []), Kind.QUESTION)
+        longer.append(inserted.get(position, []), Kind.QUESTION)
         longer.append([token], kind)
     turns = [replace(t, start=moved(t.start)) if t.agent == agent and t.start >= 0 else t for t in episode.turns]
     beliefs = [replace(b, position=moved(b.position)) if b.listener == agent else b for b in episode.beliefs]
@@ -86,13 +86,13 @@ def grounded(steps: Sequence[Step], arm: str, intents: Sequence[Intent]) -> Step
     replies = 0
     for number, step in enumerate(steps):
         if step[0] == "reply":
-            if arm in TOLD:
+            if arm in INTENT_ARMS:
                 found.append(("tell", intent_text(intents[replies])))
             replies += 1
             found.append(step)
         else:
             found.append(("observe", opening_of(step[1], arm) if number == 0 else step[1], step[2]))
-    assert arm not in TOLD or replies == len(intents), (replies, intents)
+    assert arm not in INTENT_ARMS or replies == len(intents), (replies, intents)
     return found
 
 
@@ -127,6 +127,6 @@ def agreeing_end(spoke_last: bool) -> list[tuple[bool, str | None]]:
     return [(False, AGREE)] if spoke_last else [(True, AGREE), (False, AGREE)]
 
 
-def said(words: str) -> str:
+def message_reply(words: str) -> str:
     """The reply that says these words."""
     return f"{MESSAGE} {words} {END}"

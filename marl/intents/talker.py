@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from envs.core import Style
 from envs.dond.replies import MESSAGE
 from marl.agents.base import Key
-from marl.agents.model import ModelAgent, ModelSeat
+from marl.agents.model import ModelAgent, ModelAgentState
 from marl.common.errors import UserError
 from marl.intents import filters
 from marl.intents.draws import Draw, draws_for, words_of
@@ -56,14 +56,14 @@ class Talker(ModelAgent, Generic[Mind]):
         """Returns what the others would read of a reply; empty if it is unfinished or no message."""
         return words_of(ids, self.tokens)
 
-    def _converse(self, key: Key, seat: ModelSeat, mind: Mind) -> list[Draw]:
+    def _converse(self, key: Key, state: ModelAgentState, mind: Mind) -> list[Draw]:
         """Draws messages until enough pass the filters. Returns all, in the order in which they were drawn."""
         config = self.cicero
         drawn: list[Draw] = []
         by_value = self.ranks and config.value < 1
         wanted = config.candidates if by_value else 1
         while len(drawn) < config.draws and (passed := sum(not d.refused for d in drawn)) < wanted:
-            more = self._draw(seat, min(wanted - passed, config.draws - len(drawn)), len(drawn))
+            more = self._draw(state, min(wanted - passed, config.draws - len(drawn)), len(drawn))
             self._filter(key, mind, more, drawn)
             drawn += more
         if by_value:
@@ -85,19 +85,19 @@ class Talker(ModelAgent, Generic[Mind]):
             f"were refused: {', '.join(shares)}"
         )
 
-    def _draw(self, seat: ModelSeat, count: int, done: int) -> list[Draw]:
+    def _draw(self, state: ModelAgentState, count: int, done: int) -> list[Draw]:
         """Draws messages after the seat's stream; `done`: how many there are already."""
-        limit = min(seat.limit, self._free(seat))
+        limit = min(state.limit, self._free(state))
         found = draws_for(
-            self.engine, seat, count, done, limit, temperature=self.temperature, top_p=self.cicero.top_p, tag=self.tag
+            self.engine, state, count, done, limit, temperature=self.temperature, top_p=self.cicero.top_p, tag=self.tag
         )
         return [Draw(ids, own, self._words(ids)) for ids, own in found]
 
-    def _play(self, seat: ModelSeat, ids: list[int], logprobs: list[float]) -> None:
+    def _play(self, state: ModelAgentState, ids: list[int], logprobs: list[float]) -> None:
         """Replies with these ids instead of the model's own sample."""
-        stream = seat.view.stream.tokens
-        self.engine.rewind(seat.slot, stream)
-        seat.read, seat.ids, seat.logprobs = len(stream), ids, logprobs
+        stream = state.view.stream.tokens
+        self.engine.rewind(state.slot, stream)
+        state.read, state.ids, state.logprobs = len(stream), ids, logprobs
 
 
 def check_compact(name: str, style: str | None) -> None:

@@ -26,7 +26,7 @@ from marl.common.files import canonical, read_json, write_json
 from marl.intents.annotate import annotate, cut_after
 from marl.intents.borrowed import Lessons, in_lessons, learnable, library
 from marl.intents.claims import ClaimReader
-from marl.intents.streams import ARMS, FORM, TOLD, Intent, grounded, unasked
+from marl.intents.streams import ARMS, FORM, INTENT_ARMS, Intent, grounded, unasked
 from marl.intents.truthful import OTHER, unfaithful
 from marl.model.optim import MuonAndAdamW
 from marl.model.policy import Policy, dropout
@@ -138,7 +138,7 @@ def dialogue_model(
     `intents`: those of the training split (`annotate`). All arms learn from the views that have some. `lessons`: what
     arms that are told intents learn first, and beside people's own messages.
     """
-    taught = arm in TOLD and lessons.epochs > 0
+    taught = arm in INTENT_ARMS and lessons.epochs > 0
 
     def make() -> tuple[Policy, Mapping[str, float]]:
         policy = copy.deepcopy(start)
@@ -147,8 +147,8 @@ def dialogue_model(
         if taught:
             lent = library([view for view in read_split(data, "train").usable if learnable(view)])
             first = replace(how, epochs=lessons.epochs, learning_rate=lessons.learning_rate, dropout=0.0)
-            told = in_lessons(arm, intents, lent, base.seed, share=1.0, first=True)
-            learn(policy, first, env, data, views, lambda d, n: progress(f"lessons, {arm}", d, n), **told)
+            lesson_ways = in_lessons(arm, intents, lent, base.seed, share=1.0, first=True)
+            learn(policy, first, env, data, views, lambda d, n: progress(f"lessons, {arm}", d, n), **lesson_ways)
             ways = in_lessons(arm, intents, lent, base.seed, share=lessons.share, first=False)
         learn(policy, how, env, data, views, lambda d, n: progress(f"dialogue model, {arm}", d, n), **ways)
         return policy, {"views": views}

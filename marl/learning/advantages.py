@@ -15,7 +15,7 @@ from marl.rewards import Reward, of_messages
 from marl.types import TokenBatch
 
 Estimate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # `estimators.Baselines`
-SPEECH = ("common", "separate", "separate_raw", "separate_only")
+SPEECH_CREDITS = ("common", "separate", "separate_raw", "separate_only")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Credit:
     speech: str = "separate"
 
     def __post_init__(self) -> None:
-        check_choices(self, "algo.credit", speech=SPEECH)
+        check_choices(self, "algo.credit", speech=SPEECH_CREDITS)
         check_range(self, "algo.credit", "[0, 1]", "gamma", "gae_lambda")
 
 

@@ -31,7 +31,7 @@ def forward(
     outputs = Outputs(**{each.name: nothing for each in fields(Outputs)})
     if "reply" in reads:
         with part("reply"):
-            outputs.logprobs, outputs.entropy = replies(policy, batch, hidden, temperature)
+            outputs.logprobs, outputs.entropy = reply_logprobs(policy, batch, hidden, temperature)
     if "divergence" in reads:
         assert reference is not None, "a divergence is from a reference"
         with part("divergence"):
@@ -54,7 +54,7 @@ def forward(
     return outputs
 
 
-def replies(policy: Policy, batch: TokenBatch, hidden: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def reply_logprobs(policy: Policy, batch: TokenBatch, hidden: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probabilities (B, T) of reply tokens, and the entropies (B, T) of what they were sampled from."""
 
     def read(states: Tensor, is_choice: Tensor, legal: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:

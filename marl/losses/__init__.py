@@ -96,7 +96,7 @@ def any_reads(losses: Mapping[str, Loss], what: str) -> bool:
     return any(loss.reads == what for loss in losses.values())
 
 
-def replies(batch: TokenBatch, over: str) -> Tensor:
+def reply_mask(batch: TokenBatch, over: str) -> Tensor:
     """Marks the reply tokens of one sort (one of OVER), (B, T) bool."""
     if over == "both":
         return batch.reply

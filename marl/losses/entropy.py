@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from marl.common.errors import check_choices
-from marl.losses import OVER, Outputs, replies
+from marl.losses import OVER, Outputs, reply_mask
 from marl.types import TokenBatch
 
 
@@ -26,4 +26,4 @@ class EntropyLoss:
         return not self.weight
 
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
-        return -outputs.entropy, replies(batch, self.over)
+        return -outputs.entropy, reply_mask(batch, self.over)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from marl.common.errors import check_choices
-from marl.losses import OVER, Outputs, replies
+from marl.losses import OVER, Outputs, reply_mask
 from marl.types import TokenBatch
 
 KL_ESTIMATORS = ("k2", "k3", "exact")
@@ -37,7 +37,7 @@ class KLLoss:
         check_choices(self, "loss.kl", estimator=KL_ESTIMATORS, over=OVER)
 
     def __call__(self, batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
-        mask = replies(batch, self.over)
+        mask = reply_mask(batch, self.over)
         if self.estimator == "exact":
             return outputs.divergence, mask
         # The reference is read at the mask only.

@@ -197,16 +197,19 @@ def sights(chapters: Sequence[Moves | Meeting]) -> list[dict[int, dict[str, Sigh
     A walk is seen from both its ends until it is over, also if it ended in a death. How long walks last is not in the
     log: whoever walks is asked next at its end.
     """
-    told = [chapter for chapter in chapters if isinstance(chapter, Moves)]
-    asked = [{who: [s for s in moves.by_step if who in moves.by_step[s]] for who in moves.rooms[-1]} for moves in told]
+    move_chapters = [chapter for chapter in chapters if isinstance(chapter, Moves)]
+    asked = [
+        {who: [s for s in moves.by_step if who in moves.by_step[s]] for who in moves.rooms[-1]}
+        for moves in move_chapters
+    ]
     lasts = [
         later - step
-        for moves, own in zip(told, asked, strict=True)
+        for moves, own in zip(move_chapters, asked, strict=True)
         for who, steps in own.items()
         for step, later in pairwise(steps)
         if moves.by_step[step][who].act is Act.GO
     ]
-    return [_sights(moves, min(lasts, default=1)) for moves in told]
+    return [_sights(moves, min(lasts, default=1)) for moves in move_chapters]
 
 
 def _sights(moves: Moves, walk: int) -> dict[int, dict[str, Sight]]:

@@ -18,7 +18,7 @@ from marl.agents.scripted.among_us_language import Statement, Topic, understand
 from marl.agents.scripted.dond_language import ITEM_OF, NOUNS, NUMBER_OF, take_values
 from marl.metrics.among_us import Moves, of_among_us, story_of, template
 from marl.metrics.beliefs import belief_moves
-from marl.metrics.negotiation import context, read_talk, talk_of, told_values
+from marl.metrics.negotiation import context, read_talk, stated_values, talk_of
 from marl.metrics.stats import ByGame, Metrics, mean_metrics
 from marl.metrics.talk import played_by
 from marl.types import Episode, Turn
@@ -248,7 +248,7 @@ def dond_claims(episode: Episode) -> list[Claim]:
     found: list[Claim] = []
     for turn in (turn for turn in episode.turns if turn.message and not turn.error):
         own = game.values[AGENTS.index(turn.agent)]
-        for item, value in told_values(turn.message).items():
+        for item, value in stated_values(turn.message).items():
             chance = sum(vector[item] == value for vector in possible) / len(possible)
             says = str(value) if asked and value <= MAX_POINTS else ""
             found.append(Claim(turn, VALUE, own[item] == value, chance, says, NOUNS[item][0]))

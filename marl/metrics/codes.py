@@ -15,7 +15,7 @@ from envs.among_us.state import Role
 from marl.common.errors import UserError
 from marl.metrics.among_us import Meeting, of_among_us, story_of, template
 from marl.metrics.stats import Floats, Interval, Metrics, bootstrap_ratio
-from marl.metrics.talk import spoken
+from marl.metrics.talk import speak_turns
 from marl.types import Episode
 
 FOLDS = 5
@@ -42,7 +42,7 @@ def speakers(episodes: Sequence[Episode]) -> list[Speaker]:
         Speaker(game, game, forms, int(episode.roles[agent] == Role.IMPOSTER))
         for game, episode in enumerate(episodes)
         for agent in sorted(episode.roles)
-        if (forms := Counter(template(t.message) for t in spoken(episode) if t.agent == agent and t.message))
+        if (forms := Counter(template(t.message) for t in speak_turns(episode) if t.agent == agent and t.message))
     ]
 
 
@@ -120,8 +120,8 @@ def detected(
     right = _right(scores, drawn, pairs)  # (pairs, 1 + draws), nan if both have one label
     shares = np.nansum(right, 0) / (~np.isnan(right)).sum(0)
     p = (1 + int((shares[1:] >= shares[0] - 1e-12).sum())) / (1 + permutations)
-    told = ~np.isnan(right[:, 0])
-    return bootstrap_ratio(np.where(told, right[:, 0], 0.0), told, games[pairs[0]], rng=rng), p
+    valid = ~np.isnan(right[:, 0])
+    return bootstrap_ratio(np.where(valid, right[:, 0], 0.0), valid, games[pairs[0]], rng=rng), p
 
 
 def form_weights(counts: Floats, labels: Floats) -> Floats:

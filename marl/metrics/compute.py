@@ -13,7 +13,7 @@ import numpy as np
 from marl.metrics.stats import Interval
 from marl.metrics.tables import ArmRun
 from marl.metrics.training import RESAMPLED
-from marl.rollout.cast import Seats, players_of
+from marl.rollout.cast import RoleConfig, players_of
 from marl.storage.tracking import TIMING_FILE, read_metrics
 
 PASSES = "compute/token_passes"  # of an evaluation during training: the cost so far
@@ -41,7 +41,7 @@ def token_passes(config: Mapping[str, Any], rows: Sequence[Row], learned: Mappin
     losses = {name: term for name, term in (config.get("loss") or {}).items() if term is not None}
     algo = config.get("algo") or {}
     update = algo.get("update") or {}
-    seated = players_of({role: Seats(**seats) for role, seats in (config.get("cast") or {}).items()})
+    seated = players_of({role: RoleConfig(**role_config) for role, role_config in (config.get("cast") or {}).items()})
     noted = "planner" in algo or algo.get("intents") or any("plan/floored" in row for row in rows)  # to learn from
     plans = noted or any("+" in name for name in seated)  # NAME+plan, NAME+cicero
     trained = [row for row in rows if row["phase"] == "train"]

@@ -58,7 +58,7 @@ def likelihood(
     return bootstrap_ratio(sums[:, 0], sums[:, 1], rng=rng) if sums[:, 1].sum() else None
 
 
-def retold(episode: Episode, env: Any, tokens: Tokens, players: Sequence[str]) -> list[Row]:
+def replayed_rows(episode: Episode, env: Any, tokens: Tokens, players: Sequence[str]) -> list[Row]:
     """Replays a game of Deal or No Deal as a model with these tokens reads it: a row for each seat of `players`.
 
     `env` must have the settings of the game, in the model's style.

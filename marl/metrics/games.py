@@ -13,7 +13,7 @@ from marl.metrics.among_us import Message, Vote, read_game, template
 from marl.metrics.beliefs import CHANGES, belief_changes, belief_moves
 from marl.metrics.negotiation import context
 from marl.metrics.stats import ByGame, Floats, Metrics, bootstrap_mean, bootstrap_ratio, mean_metrics, rate, wilson
-from marl.metrics.talk import effective_number, played_by, spoken
+from marl.metrics.talk import effective_number, played_by, speak_turns
 from marl.types import Episode
 
 
@@ -115,7 +115,7 @@ def among_us_metrics(
     everybodys = [(game, message) for game, record in enumerate(records) for message in record.messages]
     messages = [(game, message) for game, message in everybodys if played_by(players, message.turn, episodes[game])]
     of_imposters = [(game, m) for game, m in everybodys if m.turn.role == Role.IMPOSTER]
-    forms = [Counter(template(t.message) for t in spoken(e, players) if t.message) for e in episodes]
+    forms = [Counter(template(t.message) for t in speak_turns(e, players) if t.message) for e in episodes]
     return {
         **found,
         **mean_metrics(ejected, rng),

@@ -27,7 +27,7 @@ FORMS = 200  # the most frequent forms that the probe of forms knows
 
 
 @dataclass(frozen=True)
-class Said:
+class CheckedMessage:
     """A message with checked claims of fact. `false`: at least one of them is."""
 
     game: int
@@ -35,15 +35,15 @@ class Said:
     false: bool
 
 
-def said(episodes: Sequence[Episode], players: Collection[str] | None = None) -> list[Said]:
+def checked_messages(episodes: Sequence[Episode], players: Collection[str] | None = None) -> list[CheckedMessage]:
     """The messages of these players (None: all) in which the log can check something."""
-    found: dict[tuple[int, int], Said] = {}
+    found: dict[tuple[int, int], CheckedMessage] = {}
     for game, episode in enumerate(episodes):
         for claim in claims_of(episode):
             if claim.of_fact and claim.true is not None and played_by(players, claim.turn, episode):
                 key = game, claim.turn.step
                 false = claim.false or (key in found and found[key].false)
-                found[key] = Said(game, claim.turn, false)
+                found[key] = CheckedMessage(game, claim.turn, false)
     return list(found.values())
 
 
@@ -59,7 +59,7 @@ def lie_metrics(
     stream. The area under the ROC curve: how often a false message scores above a true one. The probe is ridge
     regression on states, fitted without the games that it scores. UserError for games without streams.
     """
-    messages = [m for m in said(episodes, players) if episodes[m.game].players[m.turn.agent] in policies]
+    messages = [m for m in checked_messages(episodes, players) if episodes[m.game].players[m.turn.agent] in policies]
     if not messages or len({m.false for m in messages}) == 1:
         return {}
     labels, games = np.array([m.false for m in messages]), np.array([m.game for m in messages])

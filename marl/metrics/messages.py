@@ -31,8 +31,8 @@ def message_metrics(
     rng = np.random.default_rng(0)
     among_us, make_env = of_among_us(episodes[0].facts), env_maker(env)
     whole = env.get("format") != "structured"  # claims in parts are not weighed
-    told = any(getattr(agent, "tells", False) for agent in agents.values())
-    of_values = not among_us and env.get("questions", "values") == "values" and not told
+    intent_conditioned = any(getattr(agent, "tells", False) for agent in agents.values())
+    of_values = not among_us and env.get("questions", "values") == "values" and not intent_conditioned
     found: Metrics = listener_metrics(episodes, make_env, agents, rng, claims=whole) if of_values else {}
     heard, effects = compared(episodes, make_env, agents, measured, draws)
     found |= influence_metrics(effects, rng)

@@ -188,9 +188,9 @@ def read_talk(talk: Talk) -> Reading:
         if not measured:
             continue
         messages.append(line.message)
-        told = told_values(line.message)
-        understood += bool(heard.share is not None or told or heard.accepts or heard.rejects or heard.asks)
-        for item, value in told.items():
+        values_stated = stated_values(line.message)
+        understood += bool(heard.share is not None or values_stated or heard.accepts or heard.rejects or heard.asks)
+        for item, value in values_stated.items():
             chance = sum(vector[item] == value for vector in possible) / len(possible)
             values.append(ValueClaim(seat, item, value, talk.values[seat][item] == value, chance))
     return Reading(tuple(messages), understood, tuple(values), tuple(claims))
@@ -231,7 +231,7 @@ _ASKED_OR_MANY = re.compile(  # right before the item
 _IN_ALL = re.compile(r"\b(?:total|together|altogether|combined)\b")
 
 
-def told_values(message: str) -> dict[int, int]:
+def stated_values(message: str) -> dict[int, int]:
     """Points that a message says one of each item is worth to its speaker, by item.
 
     Clauses with "you" or "if", questions, and clauses about several items together do not count.

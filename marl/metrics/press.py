@@ -12,7 +12,7 @@ import numpy as np
 from envs.core import TurnKind
 from envs.diplomacy.reading import Order
 from envs.diplomacy.texts import NOBODY, POWERS
-from marl.agents.scripted.diplomacy import ASK, OFFER, Said, as_order, understand
+from marl.agents.scripted.diplomacy import ASK, OFFER, Meaning, as_order, understand
 from marl.metrics.stats import ByGame, Metrics, mean_metrics
 from marl.types import Episode, Turn
 
@@ -36,9 +36,9 @@ def press_metrics(
             if not turn.message or not (players is None or episode.players[turn.agent] in players):
                 continue
             said = understand(turn.message)
-            told = said.act in (ASK, OFFER)
-            values["press/said"].append((game, told))
-            if not told:
+            proposes = said.act in (ASK, OFFER)
+            values["press/said"].append((game, proposes))
+            if not proposes:
                 continue
             reader = agents[_addressee(episode.turns[:number], turn)]
             orders = _orders(episode.turns[number + 1 :])
@@ -97,13 +97,13 @@ def _ordered(orders: Sequence[Turn], agent: str) -> list[Order]:
     return found
 
 
-def _is(order: Order, verb: str, said: Said) -> bool:
+def _is(order: Order, verb: str, said: Meaning) -> bool:
     if verb == "-":
         return order.verb == "-" and order.target == said.dest
     return order.verb == "+" and (order.target, order.dest) == (said.place, said.dest)
 
 
-def _heard(episode: Episode, turn: Turn, reader: str, said: Said) -> float | None:
+def _heard(episode: Episode, turn: Turn, reader: str, said: Meaning) -> float | None:
     """Probability that the message adds to its reader's belief in what it says; None if nobody asked about it."""
     named = said.place if said.act == ASK else ""  # an offer does not name the unit that will help
     asked = [b for b in episode.beliefs if b.listener == reader and named in b.question.text]
@@ -117,6 +117,6 @@ def _heard(episode: Episode, turn: Turn, reader: str, said: Said) -> float | Non
     return float(after.probs[wanted[0]] - before.probs[wanted[0]])
 
 
-def _begins(order: Order, said: Said) -> bool:
+def _begins(order: Order, said: Meaning) -> bool:
     """Tells whether an order begins as what was said does."""
     return (order.verb, order.target) == (("-", said.dest) if said.act == ASK else ("+", said.place))

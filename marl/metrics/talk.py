@@ -19,7 +19,7 @@ def played_by(players: Collection[str] | None, turn: Turn, episode: Episode) -> 
     return players is None or episode.players[turn.agent] in players
 
 
-def spoken(episode: Episode, players: Collection[str] | None = None) -> list[Turn]:
+def speak_turns(episode: Episode, players: Collection[str] | None = None) -> list[Turn]:
     """The SPEAK turns of these players (None: of all), in order."""
     return [t for t in episode.turns if t.kind == TurnKind.SPEAK and played_by(players, t, episode)]
 
@@ -28,7 +28,7 @@ def talk_metrics(
     episodes: Sequence[Episode], rng: np.random.Generator, players: Collection[str] | None = None
 ) -> Metrics:
     """Counts accepted spoken replies, their sampled tokens and their white-space words; wording.csv explains each."""
-    turns = [[turn for turn in spoken(e, players) if not turn.error] for e in episodes]
+    turns = [[turn for turn in speak_turns(e, players) if not turn.error] for e in episodes]
     messages = [[turn.message for turn in of_game if turn.message] for of_game in turns]
     sampled = [[len(turn.reply_ids) for turn in of_game if turn.reply_ids] for of_game in turns]
     found = {

@@ -30,7 +30,7 @@ from envs.dond import replies as dond_replies
 from envs.dond import rules as dond_rules
 from envs.dond import texts as dond_texts
 from marl.agents.base import Key, Reply, Request
-from marl.agents.model import ModelAgent, ModelSeat, PlayConfig, room
+from marl.agents.model import ModelAgent, ModelAgentState, PlayConfig, model_agent_settings
 from marl.common.errors import UserError, check_choices, check_range, prefixed
 from marl.decoding.engine import Engine
 from marl.model.policy import Policy
@@ -352,16 +352,16 @@ class PlanningAgent(ModelAgent):
         self._openings: dict[Key, str] = {}
         self._talk: dict[Key, list[tuple[bool, str | None]]] = {}
 
-    def _observe(self, r: Request) -> ModelSeat:
+    def _observe(self, r: Request) -> ModelAgentState:
         self._openings.setdefault(r.key, r.text)
-        lost = r.key in self._seats and self._seats[r.key].lost
+        lost = r.key in self._states and self._states[r.key].lost
         if self.game == "dond" and r.turn == TurnKind.CHOOSE:
             raise UserError(f"env.format=structured: {self.name} plans whole claims. Set it to free.")
         if self.game == "dond" and any(question.later for question in r.questions):
             raise UserError(f"env.questions=claims: {self.name} plans with beliefs about values. Set it to values.")
         if self.game == "dond" and not lost:
             talk = self._talk.setdefault(r.key, [])
-            for kind, words in dond_texts.parse_heard(r.text):
+            for kind, words in dond_texts.parse_events(r.text):
                 if kind == "error":
                     talk.pop()  # the reply that was refused
                 elif kind == "cut":
@@ -376,60 +376,60 @@ class PlanningAgent(ModelAgent):
             self._talk.pop(key, None)
         return super().finish(keys)
 
-    def _decision(self, key: Key, seat: ModelSeat) -> Decision | None:
+    def _decision(self, key: Key, state: ModelAgentState) -> Decision | None:
         """The decision to plan; None if there is none."""
         opening = self._openings[key]
         if self.game == "dond":
             talk = self._talk[key]
-            proposes = self.tokens.reply_text(seat.ids).lstrip().startswith(dond_replies.PROPOSE)
+            proposes = self.tokens.reply_text(state.ids).lstrip().startswith(dond_replies.PROPOSE)
             # Before any message no proposal is allowed; to a proposal there is no other answer.
             if not talk or not (proposes or (False, None) in talk):
                 return None
-            questions = [asked.question for asked in seat.view.asked[:3]]
-            return proposal(opening, talk, seat.answers, questions, self.tokens, self.config)
-        if seat.kind != Kind.CHOICE or seat.role != among_us_state.Role.CREWMATE:
+            questions = [asked.question for asked in state.view.asked[:3]]
+            return proposal(opening, talk, state.answers, questions, self.tokens, self.config)
+        if state.kind != Kind.CHOICE or state.role != among_us_state.Role.CREWMATE:
             return None
-        last = seat.view.asked[len(seat.answers) - 1].question if seat.answers else None
-        believed = dict(zip(last.candidates, seat.answers[-1].tolist(), strict=True)) if last else {}
-        return vote(opening, seat.options, seat.legal, believed, self.config)
+        last = state.view.asked[len(state.answers) - 1].question if state.answers else None
+        believed = dict(zip(last.candidates, state.answers[-1].tolist(), strict=True)) if last else {}
+        return vote(opening, state.options, state.legal, believed, self.config)
 
-    def _reply(self, key: Key, seat: ModelSeat) -> Reply:
-        decision = self._decision(key, seat)
-        if decision is not None and max(map(len, decision.ids)) > self._free(seat):
+    def _reply(self, key: Key, state: ModelAgentState) -> Reply:
+        decision = self._decision(key, state)
+        if decision is not None and max(map(len, decision.ids)) > self._free(state):
             decision = None  # no room to weigh them
         own = self.config.choose == "own"
         planned = None
-        if decision is not None and not (own and tuple(seat.ids) not in decision.ids):
-            stream = seat.view.stream.tokens  # up to the cue
+        if decision is not None and not (own and tuple(state.ids) not in decision.ids):
+            stream = state.view.stream.tokens  # up to the cue
             anchor, others = weigh(decision, stream, self.reader, self.reader)
             values = decision.values(anchor, others)
             plan = respond(values, anchor, self.config)
             if own:
-                chosen = decision.ids.index(tuple(seat.ids))
+                chosen = decision.ids.index(tuple(state.ids))
             elif self.config.choose == "best":
                 chosen = int(plan.argmax())
             else:
-                rng = np.random.default_rng([seat.seed, len(stream), PLAN])
+                rng = np.random.default_rng([state.seed, len(stream), PLAN])
                 chosen = int(pikl.sample([plan], 1, rng)[0, 0])
             planned = Planned(
                 decision.actions, decision.ids, tuple(anchor.tolist()), tuple(values.tolist()), tuple(plan.tolist()),
                 chosen, played=not own, floored=floored(anchor, others),
             )  # fmt: skip
             if not own:
-                self.engine.rewind(seat.slot, stream)
-                seat.read = len(stream)
-                seat.ids = list(decision.ids[chosen])
-                seat.logprobs = [0.0] * len(seat.ids)
+                self.engine.rewind(state.slot, stream)
+                state.read = len(stream)
+                state.ids = list(decision.ids[chosen])
+                state.logprobs = [0.0] * len(state.ids)
                 if self.config.choose == "sample":
-                    following = zip(next_tokens(planned), seat.ids, strict=True)
-                    seat.logprobs = [math.log(after[token]) for after, token in following]
-        reply = replace(super()._reply(key, seat), planned=planned)
+                    following = zip(next_tokens(planned), state.ids, strict=True)
+                    state.logprobs = [math.log(after[token]) for after, token in following]
+        reply = replace(super()._reply(key, state), planned=planned)
         self._note(key, reply.text)
         return reply
 
     def repeat(self, request: Request, ids: Sequence[int]) -> int:
         start = super().repeat(request, ids)
-        if not self._seats[request.key].lost:
+        if not self._states[request.key].lost:
             self._note(request.key, self.tokens.reply_text(ids))
         return start
 
@@ -446,7 +446,7 @@ def planning_agent(
     name: str,
     policy: Policy,
     limits: PlayConfig,
-    seats: int,
+    seats_per_game: int,
     temperature: float,
     config: PlannerConfig,
     game: str,
@@ -454,4 +454,12 @@ def planning_agent(
     style: str | None = None,
 ) -> PlanningAgent:
     """A policy that plans, with room as in `model_agent`."""
-    return PlanningAgent(name, policy, config, game, anchor=anchor, style=style, **room(limits, seats, temperature))
+    return PlanningAgent(
+        name,
+        policy,
+        config,
+        game,
+        anchor=anchor,
+        style=style,
+        **model_agent_settings(limits, seats_per_game, temperature),
+    )

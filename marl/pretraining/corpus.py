@@ -28,8 +28,8 @@ from marl.types import INSIDERS, Episode, Kind, Turn, answered
 CORPUS, TOKENIZER, HELD_OUT, LISTENING, CHOICE = 101, 102, 103, 104, 105  # parts of the seed
 ORDERS = tuple(itertools.permutations(range(3), 3))
 # Steps that no game has: a text that the player alone reads (`StreamWriter.tell`), a reply that no loss learns.
-Told = tuple[Literal["tell", "given"], str]
-Steps = list[Step | Told]
+ExtraStep = tuple[Literal["tell", "given"], str]
+Steps = list[Step | ExtraStep]
 CHUNK = 512  # rows that are sorted into batches of similar length
 
 
@@ -173,7 +173,7 @@ def data_files(folder: str | Path) -> dict[str, str]:
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest()[:16] for p in sorted(folder.glob("*.txt"))}
 
 
-def human_row(steps: Sequence[Step | Told], tokens: Tokens, index: int) -> Row:
+def human_row(steps: Sequence[Step | ExtraStep], tokens: Tokens, index: int) -> Row:
     """Writes a person's view of a dialogue as a model's row: an episode with one known seat, `you`."""
     message = f"{MESSAGE} "
     writer, turns = StreamWriter(tokens), []

@@ -85,7 +85,7 @@ def _replay(transcript: Transcript, styles: Mapping[str, Style], rounds: int) ->
     for step in range(transcript["steps"]):
         if not phases or phases[-1].name != board.phase:
             phases.append(Phase(board.phase, board.state(), board.units(), board.centres()))
-        here, told = phases[-1], len(env.transcript)
+        here, lines_before = phases[-1], len(env.transcript)
         acts = {turns[number]["agent"]: turns[number]["text"] for number in by_step.get(step, ())}
         _, _, _, _, infos = env.step(acts)
         for number in by_step.get(step, ()):
@@ -102,7 +102,7 @@ def _replay(transcript: Transcript, styles: Mapping[str, Style], rounds: int) ->
             elif entry == "message":
                 here.addressees[number] = addressee[agent]
             here.turns.append(number)
-        played = [line for line in env.transcript[told:] if " to " not in line.partition(":")[0]]
+        played = [line for line in env.transcript[lines_before:] if " to " not in line.partition(":")[0]]
         for line in played:
             head, _, orders = line.partition(": ")
             name, _, power = head.partition(" ")

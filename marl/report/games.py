@@ -9,7 +9,7 @@ from marl.metrics.among_us import template
 from marl.metrics.wording import ARM_ORDER
 from marl.report.diplomacy import shown_view
 from marl.report.runs import MEASURED, TRAINED, Run, arm_label, base_names
-from marl.report.views import Transcript, View, is_among_us, learned, mentions, outcome_text, printable, said
+from marl.report.views import Transcript, View, is_among_us, learned, mentions, outcome_text, printable, turn_text
 
 MESSAGE_COLUMNS = ("game", "outcome", "step", "speaker", "role", "player", "says", "belief before", "belief after",
                    "belief moved", "reward")  # fmt: skip
@@ -31,7 +31,7 @@ def message_rows(transcript: Transcript) -> list[tuple[Any, ...]]:
         who = (names.get(agent, agent), turn["role"], transcript["players"][agent])
         reward = round(sum(turn["rewards"].values()), 4)
         game = (str(transcript["seed"]), outcome_text(transcript), turn["step"])  # W&B rounds large numbers
-        rows.append((*game, *who, printable(said(turn)), *beliefs, reward))
+        rows.append((*game, *who, printable(turn_text(turn)), *beliefs, reward))
     return rows
 
 

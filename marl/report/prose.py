@@ -18,14 +18,14 @@ from marl.storage.folder import flat, unlike
 
 def mixed(runs: Sequence[Run]) -> list[str]:
     """A sentence for each difference beside the arms: settings of one arm's seeds, bases of one seed, commits."""
-    told = []
+    sentences = []
     of_arm: dict[str, list[Run]] = {}
     for run in runs:
         of_arm.setdefault(arm_label(run, runs), []).append(run)
     for first, *others in of_arm.values():
         for key in dict.fromkeys(key for other in others for key in unlike(first.config, other.config)):
             values = dict.fromkeys(str(flat(run.config).get(key)) for run in (first, *others))
-            told.append(f"Seeds of {first.arm} differ in {key} as well ({', '.join(values)}).")
+            sentences.append(f"Seeds of {first.arm} differ in {key} as well ({', '.join(values)}).")
     bases: dict[int, dict[str, list[str]]] = {}
     commits: dict[str, None] = {}
     for run in runs:
@@ -36,12 +36,12 @@ def mixed(runs: Sequence[Run]) -> list[str]:
     for seed, found in sorted(bases.items()):
         if len(found) > 1:
             arms = "; ".join(f"{', '.join(dict.fromkeys(names))} from {base}" for base, names in found.items())
-            told.append(
+            sentences.append(
                 f"Runs of seed {seed} start from different bases ({arms}), so that they differ in these as well."
             )
     if len(commits) > 1:
-        told.append(f"The runs are of {len(commits)} commits: {', '.join(commits)}.")
-    return told
+        sentences.append(f"The runs are of {len(commits)} commits: {', '.join(commits)}.")
+    return sentences
 
 
 TERMS = {"RL": "the game's reward", "L": "listening", "S": "speaking"}  # in names of arms
@@ -112,11 +112,11 @@ def weight_sentences(runs: Sequence[Run]) -> list[str]:
     several = len(by_arm) > 1
     if several:
         names = [name for name in names if len({weights.get(name) for weights in by_arm.values()}) > 1]
-    told = []
+    entries = []
     for arm, weights in by_arm.items():
         each = ", ".join(f"{name} {weights.get(name, 'absent')}" for name in names)
-        told.append(f"{arm}: {each}" if several else each)
-    return [f"Weights{' in which arms differ' if several else ''}: {'; '.join(told)}."] if names else []
+        entries.append(f"{arm}: {each}" if several else each)
+    return [f"Weights{' in which arms differ' if several else ''}: {'; '.join(entries)}."] if names else []
 
 
 def among_us_sentences(config: Mapping[str, Any]) -> list[str]:

@@ -106,7 +106,7 @@ def is_among_us(transcript: Transcript) -> bool:
     return of_among_us(transcript.get("facts", {}))
 
 
-def said(turn: dict[str, Any]) -> str:
+def turn_text(turn: dict[str, Any]) -> str:
     """A turn in words: the message, the claim of a proposal, or the bare reply."""
     if turn["message"]:
         return str(turn["message"])
@@ -117,10 +117,10 @@ def said(turn: dict[str, Any]) -> str:
 
 
 def in_words(transcript: Transcript) -> list[str]:
-    """Each turn as `said`, on one line. A count that is claimed in Deal or No Deal in parts is named with its item."""
+    """Each turn as `turn_text`, on one line. A count that is claimed in parts is named with its item."""
     found, claimed = [], Counter[str]()  # by agent
     for turn in transcript["turns"]:
-        text, agent = printable(said(turn)), turn["agent"]
+        text, agent = printable(turn_text(turn)), turn["agent"]
         if is_dond(transcript) and turn["kind"] == "CHOOSE" and text.isdecimal() and not turn["error"]:
             item = dond_rules.ITEMS[claimed[agent] % len(dond_rules.ITEMS)]
             text = f"claims {text} {item.removesuffix('s') if text == '1' else item}"
@@ -232,8 +232,8 @@ def topic(question: Mapping[str, Any]) -> str:
 def _among_us_view(transcript: Transcript) -> View:
     """The players, then moves and discussions in turn."""
     facts, names = transcript["facts"], transcript["facts"]["names"]
-    told = story_of(transcript)
-    ends = fates(names.values(), told)
+    replayed = story_of(transcript)
+    ends = fates(names.values(), replayed)
     imposters = {names[agent] for agent in facts["imposters"]}
     seats = [
         {
@@ -245,12 +245,12 @@ def _among_us_view(transcript: Transcript) -> View:
         }
         for agent, held_by in sorted(transcript["players"].items())
     ]
-    seen = iter(sights(told))
+    seen = iter(sights(replayed))
     chapters = [
         _moves_view(chapter, [seat["name"] for seat in seats], next(seen))
         if isinstance(chapter, Moves)
         else _meeting_view(chapter, transcript, imposters)
-        for chapter in told
+        for chapter in replayed
     ]
     said_by_crew = [m for c in chapters if c["kind"] == "meeting" for m in c["messages"] if m["name"] not in imposters]
     return {
@@ -269,10 +269,10 @@ def story_of(transcript: Transcript) -> list[Moves | Meeting]:
     return story(transcript["facts"], replies)
 
 
-def fates(names: Sequence[str], told: Sequence[Moves | Meeting]) -> dict[str, str]:
+def fates(names: Sequence[str], chapters: Sequence[Moves | Meeting]) -> dict[str, str]:
     """The end of each player, by name: `alive`, or its death."""
     found = dict.fromkeys(names, "alive")
-    for chapter in told:
+    for chapter in chapters:
         if isinstance(chapter, Meeting) and chapter.ejected:
             found[chapter.ejected] = f"voted out in step {chapter.step + len(chapter.messages)}"
         elif isinstance(chapter, Moves):
@@ -319,7 +319,9 @@ def _meeting_view(meeting: Meeting, transcript: Transcript, imposters: set[str])
                 **_turn_view(turn),
                 "name": names[turn["agent"]],
                 "player": transcript["players"][turn["agent"]],
-                "pieces": [{"text": t, "marked": name in imposters} for t, name in mentions(printable(said(turn)))],
+                "pieces": [
+                    {"text": t, "marked": name in imposters} for t, name in mentions(printable(turn_text(turn)))
+                ],
                 "bars": [{"name": names[s.listener], "before": s.before, "after": s.after} for s in crew],
                 "total": total_of(crew),
             }

@@ -26,7 +26,7 @@ CAST = 4  # a part of a game's seed
 
 
 @dataclass(frozen=True)
-class Seats:
+class RoleConfig:
     """Seats of one role: `player` holds all but `partners` of them, which `partner` holds.
 
     1.25 partners mean one in each game and two in a quarter of the games. With a `pool` past selves of `player` are the
@@ -56,7 +56,7 @@ class Seats:
         """Name of the player in the partners' seats: the partner, or the player's past selves."""
         return f"{PAST}{self.player}" if self.pool else self.partner
 
-    def without_pool(self) -> Seats:
+    def without_pool(self) -> RoleConfig:
         """Returns the same seats without past selves, as in evaluation: the player holds theirs."""
         return replace(self, partners=0.0, pool=0, pick="uniform") if self.pool else self
 
@@ -64,30 +64,30 @@ class Seats:
 OFF = {"pool": 0, "pick": "uniform"}  # newer settings when off: no part of a run's identity
 
 
-def cast_settings(seats: Seats | Mapping[str, Any]) -> dict[str, Any]:
+def cast_settings(config: RoleConfig | Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a role's seats, without those of OFF."""
-    settings = asdict(seats) if isinstance(seats, Seats) else seats
+    settings = asdict(config) if isinstance(config, RoleConfig) else config
     return {name: value for name, value in settings.items() if (name, value) not in OFF.items()}
 
 
-def players_of(cast: Mapping[str, Seats]) -> list[str]:
+def players_of(cast: Mapping[str, RoleConfig]) -> list[str]:
     """Names all who play, each once."""
     names: list[str] = []
-    for seats in cast.values():
-        names += [seats.player, seats.partner_player] if seats.partners else [seats.player]
+    for config in cast.values():
+        names += [config.player, config.partner_player] if config.partners else [config.player]
     return list(dict.fromkeys(names))
 
 
-def learners_of(cast: Mapping[str, Seats]) -> list[str]:
+def learners_of(cast: Mapping[str, RoleConfig]) -> list[str]:
     """Names all who learn, in the order of LEARNERS. Raises UserError if nobody does."""
     found = [name for name in LEARNERS if name in players_of(cast)]
     if not found:
-        played = ", ".join(f"cast.{role}.player={seats.player}" for role, seats in cast.items())
+        played = ", ".join(f"cast.{role}.player={config.player}" for role, config in cast.items())
         raise UserError(f"{played}: nobody learns; let one of them be {' or '.join(LEARNERS)}")
     return found
 
 
-def seats_per_player(cast: Mapping[str, Seats], env: Any) -> dict[str, int]:
+def seats_per_player(cast: Mapping[str, RoleConfig], env: Any) -> dict[str, int]:
     """Counts how many seats of a game each player may hold at most.
 
     Raises UserError if the cast's roles are not the game's, or if a role has fewer seats than partners.
@@ -97,43 +97,43 @@ def seats_per_player(cast: Mapping[str, Seats], env: Any) -> dict[str, int]:
     if set(cast) != set(roles):
         raise UserError(f"cast: it names the roles {', '.join(cast)}; the game's are {', '.join(sorted(set(roles)))}")
     most = dict.fromkeys(players_of(cast), 0)
-    for role, seats in cast.items():
-        size, partners = roles.count(role), math.ceil(seats.partners)
+    for role, config in cast.items():
+        size, partners = roles.count(role), math.ceil(config.partners)
         if partners > size:
             raise UserError(
-                f"cast.{role}.partners={seats.partners}: this role has {size} seats; must be at most {size}"
+                f"cast.{role}.partners={config.partners}: this role has {size} seats; must be at most {size}"
             )
-        most[seats.player] += size - math.floor(seats.partners)
+        most[config.player] += size - math.floor(config.partners)
         if partners:
-            most[seats.partner_player] += partners
+            most[config.partner_player] += partners
     return most
 
 
-def by_role(cast: Mapping[str, Seats], agents: Mapping[str, Agent]) -> Cast:
+def by_role(cast: Mapping[str, RoleConfig], agents: Mapping[str, Agent]) -> Cast:
     """Seats each game's players by role; `agents` holds everybody in `players_of(cast)`."""
 
-    def seat(game: Game, env: Any) -> Mapping[str, Agent]:
+    def assign(game: Game, env: Any) -> Mapping[str, Agent]:
         (only, *more) = cast
         roles = env.facts["roles"] if more else dict.fromkeys(env.possible_agents, only)
         rng = np.random.default_rng([game.seed, CAST])
         held: dict[str, Agent] = {}
-        for role, seats in cast.items():
+        for role, config in cast.items():
             own = [agent for agent in env.possible_agents if roles[agent] == role]
-            held |= dict.fromkeys(own, agents[seats.player])
-            count = math.floor(seats.partners + rng.random())
+            held |= dict.fromkeys(own, agents[config.player])
+            count = math.floor(config.partners + rng.random())
             for place in rng.permutation(len(own))[:count].tolist() if count else []:
-                held[own[place]] = agents[seats.partner_player]
+                held[own[place]] = agents[config.partner_player]
         return held
 
-    return seat
+    return assign
 
 
 def alternating(first: Agent, second: Agent) -> Cast:
     """Seats two players of a game with one role, who change seats from game to game."""
 
-    def seat(game: Game, env: Any) -> Mapping[str, Agent]:
+    def assign(game: Game, env: Any) -> Mapping[str, Agent]:
         names = list(env.possible_agents)
         turned = game.seed % 2
         return {name: (first, second)[(i + turned) % 2] for i, name in enumerate(names)}
 
-    return seat
+    return assign

@@ -141,7 +141,7 @@ def has_truths(env: Mapping[str, Any]) -> bool:
     return bool(getattr(game_module(env["game"]), "TRUTHS", False))
 
 
-def seats(env: Mapping[str, Any]) -> int:
+def player_count(env: Mapping[str, Any]) -> int:
     """Counts the players that the game has under these settings."""
     return len(env_maker(env)().possible_agents)
 

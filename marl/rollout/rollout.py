@@ -49,10 +49,10 @@ def rollout(
         stepping = [match for match in fresh if not match.due and not match.over]
         finished = [match for match in fresh if match.over]  # their last questions are asked now
         requests: dict[int, tuple[Agent, list[Request]]] = {
-            id(agent): (agent, []) for match in matches.values() for agent in match.seats.values()
+            id(agent): (agent, []) for match in matches.values() for agent in match.agents.values()
         }
         for match in fresh:
-            for seat, agent in match.seats.items():
+            for seat, agent in match.agents.items():
                 if request := match.request(seat):
                     requests[id(agent)][1].append(request)
         fresh = []
@@ -83,8 +83,8 @@ class Match:
         observations, infos = env.reset(seed=game.seed, options=options)
         check_infos(env, infos)
         self.index, self.game, self.env = index, game, env
-        self.seats = cast(game, env)
-        own = {name: style for name, agent in self.seats.items() if (style := getattr(agent, "style", None))}
+        self.agents = cast(game, env)
+        own = {name: style for name, agent in self.agents.items() if (style := getattr(agent, "style", None))}
         if any(style != getattr(env, "style", style) for style in own.values()):  # the same game in players' styles
             observations, infos = env.reset(seed=game.seed, options={**options, "styles": own})
         self.observations, self.infos = observations, infos
@@ -147,7 +147,7 @@ class Match:
     def turn(self, seat: str, reply: Reply, kind: TurnKind, truths: tuple[int, ...]) -> Turn:
         """Records a reply that was just played. `truths`: indices of the options that were true."""
         info = self.infos[seat]
-        tokens: Tokens | None = getattr(self.seats[seat], "tokens", None) if reply.ids else None
+        tokens: Tokens | None = getattr(self.agents[seat], "tokens", None) if reply.ids else None
         # The model met the limit of its tokens, or the game passed on only the beginning of what was said.
         unended = tokens is not None and not tokens.ends(reply.ids)
         unheard = reply.text[info["span"][1] :].partition(END)[0].strip() if info["message"] else ""
@@ -173,11 +173,11 @@ class Match:
 
     def episode(self, views: Views) -> Episode:
         """Returns the finished game."""
-        own = {seat: views[self.index, seat] for seat in self.seats if (self.index, seat) in views}
+        own = {seat: views[self.index, seat] for seat in self.agents if (self.index, seat) in views}
         beliefs = answered([belief for _, asked in own.values() for belief in asked], self.answers)
         return Episode(
             seed=self.game.seed,
-            players={seat: agent.name for seat, agent in self.seats.items()},
+            players={seat: agent.name for seat, agent in self.agents.items()},
             roles=self.roles,
             streams={seat: stream for seat, (stream, _) in own.items()},
             turns=tuple(self.turns),
@@ -195,7 +195,7 @@ def close(matches: Iterable[Match]) -> Views:
     """Tells the agents, all at once, that these games are over, and collects what they recorded."""
     seats: dict[int, tuple[Agent, list[tuple[int, str]]]] = {}
     for match in matches:
-        for seat, agent in match.seats.items():
+        for seat, agent in match.agents.items():
             seats.setdefault(id(agent), (agent, []))[1].append((match.index, seat))
     views: Views = {}
     for agent, keys in seats.values():

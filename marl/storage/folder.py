@@ -24,7 +24,7 @@ import yaml
 
 from marl.common.errors import UserError, check_sizes
 from marl.common.files import canonical, fits, read_json, read_text, read_yaml, reading, write_json, write_text
-from marl.common.secrets import told
+from marl.common.secrets import redacted
 
 CARD = "run.json"
 CONFIG = "config.yaml"
@@ -248,7 +248,7 @@ def run_card(folder: Path, config_hash: str, seed: int, **facts: Any) -> dict[st
     card = {
         "run": folder.name,
         "config_hash": config_hash,
-        "command": told([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": redacted([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "git_commit": git_commit(),
         "versions": {
             "python": platform.python_version(),

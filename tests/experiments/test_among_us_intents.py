@@ -25,7 +25,7 @@ from marl.intents.among_us_agent import TableAgent
 from marl.metrics.stats import rate
 from marl.metrics.wording import wording
 from marl.planning.planner import PlannerConfig
-from marl.rollout.cast import Seats
+from marl.rollout.cast import RoleConfig
 from marl.rollout.games import env_maker
 from marl.storage.checkpoint import save_policy
 from tests.composing import composed_once, configure
@@ -63,7 +63,7 @@ def test_evaluation_and_transcripts(player: str, tmp_path: Path) -> None:
 
 def test_a_seat_of_a_cast(player: str) -> None:
     env = {**ENV, "candidates": "living_others"}
-    check_players({"crewmate": Seats("learner"), "imposter": Seats(player)}, env, env_maker(env)())
+    check_players({"crewmate": RoleConfig("learner"), "imposter": RoleConfig(player)}, env, env_maker(env)())
     limits, how = PlayConfig(games=2, concurrency=2), CiceroConfig()
     made = model_player(player, "c", talker(), limits, 5, 1.0, PlannerConfig(), how, "among_us", "compact")
     assert isinstance(made, TableAgent) and made.style == "compact"

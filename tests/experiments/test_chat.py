@@ -134,9 +134,11 @@ def test_a_person_is_told_once_which_players_are_silent(
     monkeypatch.setattr("builtins.input", lambda prompt: "1")
     assert person.reply("You see nobody.", ["wait", "up"]) == "wait" and "chat" not in capsys.readouterr().out
     chat.lost.append(((0, "player_1"), Lost.UNREACHABLE))
-    for told in (1, 0):
+    for times in (1, 0):
         person.reply("You see nobody.", ["wait", "up"])
-        assert capsys.readouterr().out.count("(chat: cannot be reached; this player says and does nothing more") == told
+        assert (
+            capsys.readouterr().out.count("(chat: cannot be reached; this player says and does nothing more") == times
+        )
 
 
 @cases("""
@@ -203,8 +205,8 @@ def test_training_says_after_each_iteration_which_seats_were_lost(capsys: pytest
         chat.lost += [((2, "player_0"), reason)] if reason else []
         after.tell_lost()
         after.tell_lost()
-    told = "chat: seats lost to the endpoint"
-    assert capsys.readouterr().out.splitlines() == [f"{told}: 2 too many requests", f"{told}: 1 error status"]
+    line = "chat: seats lost to the endpoint"
+    assert capsys.readouterr().out.splitlines() == [f"{line}: 2 too many requests", f"{line}: 1 error status"]
     AfterIteration(**{**parts, "work": SimpleNamespace(chat=None)}).tell_lost()
 
 

@@ -32,7 +32,17 @@ from marl.common.errors import UserError
 from marl.common.files import csv_rows, write_json
 from marl.decoding.engine import Engine
 from marl.decoding.probes import size_of
-from marl.intents.agent import ACTION, CICERO, DIALOGUE, NONSENSE, PARTS, CiceroAgent, CiceroConfig, Parts, ToldAgent
+from marl.intents.agent import (
+    ACTION,
+    CICERO,
+    DIALOGUE,
+    NONSENSE,
+    PARTS,
+    CiceroAgent,
+    CiceroConfig,
+    IntentConditionedAgent,
+    Parts,
+)
 from marl.intents.among_us_agent import TableAgent
 from marl.intents.corruptions import KINDS
 from marl.intents.filters import ORDER
@@ -43,7 +53,7 @@ from marl.intents.streams import FORM
 from marl.metrics.stats import rate
 from marl.metrics.wording import wording
 from marl.planning.planner import PlannerConfig
-from marl.rollout.cast import Seats
+from marl.rollout.cast import RoleConfig
 from marl.rollout.games import env_maker
 from marl.rollout.rollout import rollout
 from marl.storage.checkpoint import folder_digest, save_policy
@@ -128,7 +138,7 @@ def test_conditions_seat_talkers_as_their_run_does(
 
 
 def test_a_seat_of_a_cast(player: str) -> None:
-    cast = {"negotiator": Seats("learner", partner=player, partners=1.0)}
+    cast = {"negotiator": RoleConfig("learner", partner=player, partners=1.0)}
     check_players(cast, ENV, env_maker(ENV)())
     about = played_as(cast, PlayConfig())
     assert about["cicero"]["settings"]["draws"] == 10 and player in about["cicero"]["models"]
@@ -136,12 +146,14 @@ def test_a_seat_of_a_cast(player: str) -> None:
 
 def test_memory_of_talkers_follows_their_draws_and_counts_their_action_model(player: str) -> None:
     """Learners that are told intents have an action model, too."""
-    cast, table = {"negotiator": Seats("learner", partner=player, partners=1.0)}, env_maker(ENV)()
+    cast, table = {"negotiator": RoleConfig("learner", partner=player, partners=1.0)}, env_maker(ENV)()
     limits, folder = PPOConfig(max_new_tokens=24, cicero=CiceroConfig(draws=200)), Path(player.removesuffix(CICERO))
     learner, weights = {"learner": negotiator().lm.config}, size_of(negotiator().lm.config, limits.context).weights
     slots, models = player_slots(cast, table, limits, learner)
     assert [(each.seats, each.more) for each in slots] == [(1, 0), (1, 237), (0, 160)] and models == 2 * weights
-    slots, models = player_slots({"negotiator": Seats("learner")}, table, replace(limits, intents=str(folder)), learner)
+    slots, models = player_slots(
+        {"negotiator": RoleConfig("learner")}, table, replace(limits, intents=str(folder)), learner
+    )
     assert [(each.seats, each.more) for each in slots] == [(2, 38), (0, 160)] and models == weights
 
 
@@ -231,7 +243,7 @@ def test_who_is_told_other_intents_is_another_player(tmp_path: Path) -> None:
     settings = {"env": ENV, "algo": algo, "eval": {"temperature": 1.0, "env": {}, "cast": {}}}
     settings |= {name: {} for name in ("cast", "loss", "model", "base")}
     (run / "config.yaml").write_text(json.dumps(settings))
-    cast, found = {"negotiator": Seats("learner", partner=str(run), partners=1.0)}, []
+    cast, found = {"negotiator": RoleConfig("learner", partner=str(run), partners=1.0)}, []
     entrant: Any = SimpleNamespace(learners={}, base=None)
     for number in (0, 1):
         shutil.rmtree(talker, ignore_errors=True)
@@ -245,9 +257,9 @@ def test_a_learner_under_intents_reads_the_style_that_it_learned_in(player: str)
     """Agents read the style of their training if the game is played in another one (`eval.env.style`), with intents
     too."""
     limits = PPOConfig(games=2, concurrency=2, intents=player.removesuffix(CICERO))
-    table, cast = env_maker({**ENV, "style": "natural"})(), {"negotiator": Seats("learner")}
+    table, cast = env_maker({**ENV, "style": "natural"})(), {"negotiator": RoleConfig("learner")}
     agents = seat_players(cast, table, ENV, negotiator(), limits, 1.0, {"learner": ("trained", negotiator())})
-    assert isinstance(agents["learner"], ToldAgent) and agents["learner"].style == "compact"
+    assert isinstance(agents["learner"], IntentConditionedAgent) and agents["learner"].style == "compact"
 
 
 def test_players_of_another_study_replace_those_that_are_there(tmp_path: Path) -> None:
@@ -277,9 +289,9 @@ def test_players_that_read_intents_neither_have_nor_lend_a_voice(player: str) ->
     entrant: Any = SimpleNamespace(learners={}, base=None, limits=conditions.Limits())  # for plain models
     for seated in (player, f"{player.removesuffix(CICERO)}+plan"):
         with pytest.raises(UserError, match=r"voices\.imposter=silence: .*\+(cicero|plan) plans"):
-            conditions.check_voices({"imposter": "silence"}, {"imposter": Seats(seated)}, entrant)
+            conditions.check_voices({"imposter": "silence"}, {"imposter": RoleConfig(seated)}, entrant)
     with pytest.raises(UserError, match=r"voices\.imposter=.*\+cicero: reads intents"):
-        conditions.check_voices({"imposter": player}, {"imposter": Seats("learner")}, entrant)
+        conditions.check_voices({"imposter": player}, {"imposter": RoleConfig("learner")}, entrant)
 
 
 def test_a_player_that_talks_with_a_plan_is_not_planned_once_more(player: str) -> None:
@@ -297,7 +309,7 @@ def test_a_player_that_talks_with_a_plan_is_not_planned_once_more(player: str) -
 )
 def test_bad_players(name: str, game: str, error: str) -> None:
     role, env = ("negotiator", ENV) if game == "dond" else ("crewmate", {"game": "among_us"})
-    cast = {role: Seats(name)} | ({"imposter": Seats("careful")} if game == "among_us" else {})
+    cast = {role: RoleConfig(name)} | ({"imposter": RoleConfig("careful")} if game == "among_us" else {})
     with pytest.raises(UserError, match=error):
         check_players(cast, env, env_maker(env)())
 
@@ -490,9 +502,9 @@ def test_the_study_goes_from_dialogues_to_a_table(
     }
     assert "scripted messages" in {row["arm"] for row in rows}
     assert (tmp_path / "out" / "figure.svg").is_file() and (tmp_path / "intents-both-s0" / PARTS).is_file()
-    told = csv_rows(tmp_path / "out" / "situations.csv")
-    assert {row["intent_is"] for row in told if row["place"] == "0"} == {"annotated", "another", "a third"}
-    assert len({row["scripted"] for row in told if row["place"] == "0"}) == 1
+    situations = csv_rows(tmp_path / "out" / "situations.csv")
+    assert {row["intent_is"] for row in situations if row["place"] == "0"} == {"annotated", "another", "a third"}
+    assert len({row["scripted"] for row in situations if row["place"] == "0"}) == 1
     for path in (tmp_path / "out").iterdir():
         text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
         assert not re.search("human|people", text), path
@@ -507,7 +519,7 @@ def test_the_study_goes_from_dialogues_to_a_table(
     write_json(path, {name: each for name, each in json.loads(path.read_text()).items() if name != "followed"})
     intents.main(configure("intents", *small, f"publish={tmp_path}/again"))
     assert (tmp_path / "again" / "table.csv").read_text() == first
-    assert csv_rows(tmp_path / "again" / "situations.csv") == told
+    assert csv_rows(tmp_path / "again" / "situations.csv") == situations
     assert csv_rows(tmp_path / "again" / "control.csv.gz") == csv_rows(tmp_path / "out" / "control.csv.gz")
     monkeypatch.undo()
     shorter = ("games=0", "action_epochs=0", "epochs=0", "arms=[both]", "lessons.epochs=1")

@@ -56,7 +56,7 @@ def kept_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *settings: str) -> 
     monkeypatch.setattr(intents, "situations", lambda made, temperature: [])
     monkeypatch.setattr(intents, "write_json", lambda path, found: later.add(path.name) or write_json(path, found))
     monkeypatch.setattr(intents, "publish", lambda path, out: later.add(path.name))
-    monkeypatch.setattr(intents, "kept", lambda path, find: later.add(path.name) or {})
+    monkeypatch.setattr(intents, "cached_figures", lambda path, find: later.add(path.name) or {})
     monkeypatch.setattr(intents.Ensemble, "load", lambda folder: None)
     monkeypatch.setattr(intents, "play", lambda *args: {})
     cells = tmp_path / f"cells-{len([*tmp_path.iterdir()])}"  # where nothing is yet, so that all is made

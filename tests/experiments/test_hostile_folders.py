@@ -98,7 +98,7 @@ def read_all(run: Path, configs: dict[str, DictConfig], page: bool = True) -> di
     readers: dict[str, Callable[[], Any]] = {
         "stages": lambda: [stage.digest for stage in stages_of(run, "learner")],
         "entrants": lambda: conditions.entrants(run.parent, run.name, []),
-        "checkpoint": lambda: newest_checkpoint(run / "checkpoints", lambda told: None),
+        "checkpoint": lambda: newest_checkpoint(run / "checkpoints", lambda errors: None),
         "page": lambda: build_report([run], out / "report.html", "A title") if page else read_run(run),
         "evaluate": lambda: command(evaluate.main, "evaluate", players=[str(run), "careful"]),
         "play": lambda: command(play.main, "play", opponent=str(run), out=str(out)),
@@ -112,20 +112,20 @@ def read_all(run: Path, configs: dict[str, DictConfig], page: bool = True) -> di
         with until_play(), redirect_stdout(io.StringIO()):
             main(cfg)
 
-    before, told = everything(run.parent.parent), {}
+    before, errors = everything(run.parent.parent), {}
     for name, read in readers.items():
         began = time.process_time()
         try:
             read()
-            told[name] = ""
+            errors[name] = ""
         except Accepted:
-            told[name] = ""
+            errors[name] = ""
         except UserError as error:
-            told[name] = said = str(error)
+            errors[name] = said = str(error)
             assert said.encode() and "\n" not in said and len(said) <= LONGEST_ERROR + 3, (name, said)
         assert time.process_time() - began < SECONDS, name
     assert everything(run.parent.parent) == before, "something was changed"
-    return told
+    return errors
 
 
 @contextmanager
@@ -205,12 +205,12 @@ def test_damaged_files_of_a_run_harm_no_reader(
     """All readers meet some damages of three files, which they read in one way. The next test tries every damage."""
     name = ("config.yaml", "policy/checksums.json", f"{CHECKPOINT}/state.json")[number % 3]
     DAMAGES[how](run / name)
-    told = read_all(run, configs, page=False)
+    errors = read_all(run, configs, page=False)
     if name == "config.yaml" and how != "torn":  # what is left of it may be whole YAML
-        assert told["page"] and told["stages"] and told["entrants"]
-        assert str(run) in told["page"]
+        assert errors["page"] and errors["stages"] and errors["entrants"]
+        assert str(run) in errors["page"]
     if name == "policy/checksums.json":
-        assert told["evaluate"] and told["play"] and told["crossplay"]
+        assert errors["evaluate"] and errors["play"] and errors["crossplay"]
 
 
 @pytest.mark.parametrize("name", ["config.yaml", *OF_PAGES])
@@ -269,10 +269,10 @@ def test_nothing_of_a_folder_is_imported(
         (plain / name).write_text(evil)
     monkeypatch.setattr("sys.dont_write_bytecode", True)
     changed(plain, lambda settings: PLACES[place](settings, "runs.evil.payload"))
-    told = read_all(plain, configs, page=False)
+    errors = read_all(plain, configs, page=False)
     assert not marker.exists()
     if place == "loss":  # whoever plays needs none
-        assert told["evaluate"] == told["play"] == told["crossplay"] == ""
+        assert errors["evaluate"] == errors["play"] == errors["crossplay"] == ""
 
 
 @pytest.mark.parametrize(
@@ -298,8 +298,8 @@ def test_settings_of_a_folder_refer_to_nothing(
         read_settings(run)
     assert place in str(refused.value) and "swordfish" not in str(refused.value)
     if (text, place) == ("${oc.env:SECRET}", "env.contexts"):
-        told = read_all(run, configs, page=False)
-        assert all(told[name] == str(refused.value) for name in ("page", "evaluate", "play", "crossplay", "stages"))
+        errors = read_all(run, configs, page=False)
+        assert all(errors[name] == str(refused.value) for name in ("page", "evaluate", "play", "crossplay", "stages"))
 
 
 BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 60))
@@ -501,8 +501,8 @@ def test_cards_of_policies_of_other_kinds(run: Path, configs: dict[str, DictConf
 def test_folders_whose_names_are_no_text(run: Path, configs: dict[str, DictConfig]) -> None:
     named = Path(os.fsdecode(os.fsencode(run) + b"\xff"))
     run.rename(named)
-    told = read_all(named, configs)
-    assert all("not UTF-8" in told[name] for name in ("stages", "page", "evaluate", "play", "crossplay"))
+    errors = read_all(named, configs)
+    assert all("not UTF-8" in errors[name] for name in ("stages", "page", "evaluate", "play", "crossplay"))
     heard = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     with redirect_stdout(heard):
         say(f"a folder: {named}")

@@ -22,7 +22,7 @@ from marl.common.files import csv_rows, write_json
 from marl.metrics.tables import read_table
 from marl.report.plane import METRICS
 from marl.report.transcripts import read_episodes
-from marl.rollout.cast import Seats
+from marl.rollout.cast import RoleConfig
 from marl.rollout.games import env_maker
 from tests.composing import composed_once, configure
 
@@ -201,7 +201,7 @@ def test_players_of_a_study_play_in_texts(
     for name in ("SearchBot", "piKL", "SL"):
         path = f"{study.folder}/{name}-s3"
         assert is_planner(path) and not is_run(path)
-    cast = {"power": Seats("learner", path, 2.0)}
+    cast = {"power": RoleConfig("learner", path, 2.0)}
     before = torch.random.get_rng_state()
     with monkeypatch.context() as unloaded:
         unloaded.setattr(Study, "trained", None)  # a check loads no networks
@@ -214,7 +214,7 @@ def test_players_of_a_study_play_in_texts(
     twin = tmp_path / "twin" / Path(path).name
     shutil.copytree(study.folder, twin.parent)
     with pytest.raises(UserError, match="would be called the same in transcripts"):
-        check_players({"power": Seats(path, str(twin), 2.0)}, env, env_maker(env)())
+        check_players({"power": RoleConfig(path, str(twin), 2.0)}, env, env_maker(env)())
     assert list(played_as(cast, PlayConfig())["policies"]) == [path]
     for changed, said in (
         ({"game": "dond"}, "plays pure Diplomacy alone, and env.game=dond. Seat another player"),

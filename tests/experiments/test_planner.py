@@ -19,7 +19,7 @@ from marl.metrics.stats import Metrics
 from marl.planning.planner import SLOTS, PlannerConfig, PlanningAgent
 from marl.report.transcripts import episode_to_json
 from marl.report.views import game_view
-from marl.rollout.cast import Seats, by_role
+from marl.rollout.cast import RoleConfig, by_role
 from marl.rollout.games import env_maker
 from marl.rollout.rollout import rollout
 from marl.rollout.seeds import draw_games
@@ -89,7 +89,7 @@ def test_reports_show_the_plan() -> None:
 
 
 def test_a_partner_in_a_cast_plans() -> None:
-    cast = {"negotiator": Seats("learner", "base+plan", 1.0)}
+    cast = {"negotiator": RoleConfig("learner", "base+plan", 1.0)}
     make_env = env_maker({"game": "dond", "style": "compact", "objective": 1.0, "max_entries": 12})
     limits = PPOConfig(concurrency=4, max_new_tokens=24, planner=PlannerConfig(lambdas=(0.3,), choose="own"))
     env = {"game": "dond", "style": "compact"}
@@ -108,7 +108,7 @@ def test_a_partner_in_a_cast_plans() -> None:
         ("scripted+plan", "has no policy to plan"),
     ):
         with pytest.raises(UserError, match=message):
-            check_players({"negotiator": Seats("learner", name, 1.0)}, env, make_env())
+            check_players({"negotiator": RoleConfig("learner", name, 1.0)}, env, make_env())
 
 
 def test_a_person_plays_against_a_planner(run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,8 +152,8 @@ def test_mistakes_are_refused_before_any_model(
 
 
 def test_games_of_the_base_are_shared_only_by_runs_whose_others_play_alike(tmp_path: Path) -> None:
-    def cast(partner: str) -> dict[str, Seats]:
-        return {"negotiator": Seats(partner=partner, partners=1.0)}
+    def cast(partner: str) -> dict[str, RoleConfig]:
+        return {"negotiator": RoleConfig(partner=partner, partners=1.0)}
 
     weak, strong = (PlayConfig(), RLPiklConfig(planner=PlannerConfig(lambdas=(1000.0,))))
     assert played_as(cast("base"), weak) == played_as(cast("careful"), strong) == {}

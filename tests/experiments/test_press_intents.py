@@ -18,7 +18,7 @@ from marl.common.errors import UserError
 from marl.common.files import csv_rows
 from marl.intents import draws
 from marl.metrics.wording import wording
-from marl.rollout.cast import Seats
+from marl.rollout.cast import RoleConfig
 from marl.rollout.games import env_maker
 from tests.composing import SHAPE, composed_once, configure
 from tests.marl.intents.press_models import ENV, speaker
@@ -115,9 +115,10 @@ def test_its_player_is_evaluated_with_its_plans_in_the_transcripts(runs: Path, t
 
 def test_it_takes_a_seat_of_a_cast(runs: Path) -> None:
     player = f"{runs}/press-s0+cicero"
-    check_players({"power": Seats("learner", partner=player, partners=3.0)}, ENV, env_maker(ENV)())
+    check_players({"power": RoleConfig("learner", partner=player, partners=3.0)}, ENV, env_maker(ENV)())
     assert (
-        player in played_as({"power": Seats("learner", partner=player, partners=3.0)}, PlayConfig())["cicero"]["models"]
+        player
+        in played_as({"power": RoleConfig("learner", partner=player, partners=3.0)}, PlayConfig())["cicero"]["models"]
     )
 
 

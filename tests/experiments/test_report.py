@@ -11,7 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from experiments import report, train
-from experiments.report import told_apart
+from experiments.report import with_differing_settings
 from experiments.setup import select
 from experiments.setup.publish import publish, variants
 from experiments.setup.published import given
@@ -494,13 +494,18 @@ def test_arms_without_a_name_are_told_apart_by_their_settings(root: Path) -> Non
         return Run(root, "custom", seed, config, {}, [], {})
 
     runs = [run(seed, algo={"games": games, "update": {"epochs": 1}}) for games in (8, 16) for seed in (0, 1)]
-    assert [each.arm for each in told_apart(runs)] == ["custom algo.games=8"] * 2 + ["custom algo.games=16"] * 2
-    assert told_apart(runs[:2]) == runs[:2]  # seeds of one arm
-    assert [each.arm for each in told_apart(runs[1:3])] == ["custom algo.games=8", "custom algo.games=16"]  # are not
+    assert [each.arm for each in with_differing_settings(runs)] == ["custom algo.games=8"] * 2 + [
+        "custom algo.games=16"
+    ] * 2
+    assert with_differing_settings(runs[:2]) == runs[:2]  # seeds of one arm
+    assert [each.arm for each in with_differing_settings(runs[1:3])] == [
+        "custom algo.games=8",
+        "custom algo.games=16",
+    ]  # are not
     rival = [run(seed, cast={"imposter": {"player": f"a-full-s{seed}-0123456{seed}"}}, threads=seed) for seed in (0, 1)]
-    assert told_apart(rival) == rival
+    assert with_differing_settings(rival) == rival
     games = [run(0, env={"game": "dond", "objective": objective}) for objective in (0.0, 1.0)]
-    assert told_apart(games) == games  # tables of their own
+    assert with_differing_settings(games) == games  # tables of their own
 
 
 def test_runs_of_different_games_make_no_table(root: Path, tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ def test_a_page_of_results_has_one_screen(page: Path) -> None:
     assert re.match(r"# .+\n\n\*[^*]+\?\*", text), "no question"
     figures = re.findall(r"^!\[(.*)\]\((.*)\)$", text, re.M)
     assert len(figures) == (page.parent.name not in NO_FIGURE)
-    for told, figure in figures:
-        assert len(told.split()) > 5 and (page.parent / figure).is_file()
+    for alt, figure in figures:
+        assert len(alt.split()) > 5 and (page.parent / figure).is_file()
     rows = [line for line in lines if line.startswith("| ") or line.startswith("|---")]
     assert sum(line.startswith("|---") for line in rows) == 1 and len(rows) - 2 <= 8
     assert text.count("```") == 2 and "\npython -m experiments." in text, "one block with the command"

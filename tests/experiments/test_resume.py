@@ -180,8 +180,8 @@ def test_other_software_or_hardware_is_told(
 ) -> None:
     monkeypatch.setattr(work, "hardware", lambda: {**hardware(), "instructions": "AVX9"})
     go_on(tmp_path)
-    told = f"this run was begun with instructions={hardware()['instructions']}, here AVX9: its last digits"
-    assert told in capsys.readouterr().out
+    warning = f"this run was begun with instructions={hardware()['instructions']}, here AVX9: its last digits"
+    assert warning in capsys.readouterr().out
     made_with = read_json(stopped / "run.json")["made_with"]
     assert [each["instructions"] for each in made_with] == [hardware()["instructions"], "AVX9"]
     assert {"torch", "transformers", "device", "deterministic", "processes", "threads"} <= made_with[0].keys()

@@ -204,12 +204,12 @@ def test_evaluating_a_run_against_scripts(
     assert "game/agreement" in out and "scripted" in out and "cache: 6 slots of 64.1 KiB, " in out
     conditions = json.loads((tmp_path / "evaluation.json").read_text())["conditions"]
     assert len(conditions) == 3
-    told: list[tuple[list[int], list[list[str]]]] = []
+    evaluations: list[tuple[list[int], list[list[str]]]] = []
     for sampling in ("null", "1", "1"):
         evaluate.main(configure("evaluate", "players=[random]", f"sampling={sampling}", *common))
         games = tmp_path / "episodes.jsonl"
-        told.append(([game["seed"] for game in lines(games)], texts(games)))
-    own, other, again = told
+        evaluations.append(([game["seed"] for game in lines(games)], texts(games)))
+    own, other, again = evaluations
     assert other[0] == own[0] and other[1] != own[1] and again == other
     assert json.loads((tmp_path / "evaluation.json").read_text())["about"]["sampling"] == 1
     with pytest.raises(UserError, match="sampling=-1: must be a whole number, at least 0"):

@@ -15,7 +15,7 @@ from marl.losses import Loss
 from marl.model.policy import Policy
 from marl.model.words import word_policy
 from marl.rewards.game import GameReward
-from marl.rollout.cast import Seats
+from marl.rollout.cast import RoleConfig
 from marl.rollout.seeds import Seeds
 
 SEATS = ("player_0", "player_1")
@@ -78,7 +78,7 @@ class Hint(TextGame):
 def training(learners: Sequence[Learner], losses: Mapping[str, Loss], **given: Any) -> Training:
     """Training in games of hints, all seats the learners' own, for the game's reward; `given` changes any of it."""
     settings: dict[str, Any] = {
-        "game": "hint", "make_env": Hint, "cast": {"speaker": Seats(), "listener": Seats()}, "frozen": {},
+        "game": "hint", "make_env": Hint, "cast": {"speaker": RoleConfig(), "listener": RoleConfig()}, "frozen": {},
         "rewards": {"game": GameReward(scale=1.0)}, "seeds": Seeds.of(0), "after": lambda *found: None,
     }  # fmt: skip
     return Training(learners=learners, losses=losses, **{**settings, **given})

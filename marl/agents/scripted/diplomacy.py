@@ -29,7 +29,7 @@ _ROUTE = re.compile(r"\b([A-Z]{3})\b to \b([A-Z]{3})\b")
 
 
 @dataclass(frozen=True)
-class Said:
+class Meaning:
     """Meaning of a message: its act ("" if it can't be understood), and of a support, from where to where."""
 
     act: str = ""
@@ -41,12 +41,12 @@ def say(act: str, rng: Random, place: str = "", dest: str = "") -> str:
     return rng.choice(_FORMS[act]).format(place, dest)
 
 
-def understand(message: str) -> Said:
+def understand(message: str) -> Meaning:
     """The meaning of a message, also where its words are not quite those of `say`."""
     text = message.strip()
     if match := _ROUTE.search(text):
         offers = "please" not in text and "will you" not in text and re.search(r"\bi (will )?support\b", text.lower())
-        return Said(OFFER if offers else ASK, match[1], match[2])
+        return Meaning(OFFER if offers else ASK, match[1], match[2])
     lower = text.lower()
     for act, words in {
         NO: ("no ,", "not this", "can not"),
@@ -55,8 +55,8 @@ def understand(message: str) -> Said:
         PEACE: ("peace", "friends", "alone"),
     }.items():
         if any(word in lower for word in words):
-            return Said(act)
-    return Said()
+            return Meaning(act)
+    return Meaning()
 
 
 # --- Players ----------------------------------------------------------------------------------------------------------
@@ -124,9 +124,9 @@ class Power:
         if not self.liking:
             self.liking = {power: self.rng.random() * 0.5 for power in POWERS if power != seen.power}
             self.liking[self.rng.choice(list(self.liking))] += self.temperament.bond
-        if seen.told > self.judged:
+        if seen.orders_phase > self.judged:
             self._judge()
-            self.judged = seen.told
+            self.judged = seen.orders_phase
         if seen.phases != self.phase:
             self.phase, self.heard, self.promised = seen.phases, 0, None
             self.asked, self.offers, self.planned, self.helps = [], [], {}, None
@@ -169,7 +169,7 @@ class Power:
         for power in self.liking:
             self.liking[power] = max(-2.0, min(2.5, 0.9 * self.liking[power]))
 
-    def _hear(self, speaker: str, said: Said) -> None:
+    def _hear(self, speaker: str, said: Meaning) -> None:
         if speaker not in self.liking:
             return
         if said.act == ASK and self.seen.units.get(said.place) == speaker:

@@ -13,7 +13,7 @@ from random import Random
 from envs.core import END
 from envs.dond.replies import KINDS, MESSAGE, PROPOSE, Message, Proposal, parse_reply, proposal_text
 from envs.dond.rules import MAX_POINTS, Triple, allocations, partner_values, rest
-from envs.dond.texts import parse_heard, parse_prompt, says_freely
+from envs.dond.texts import parse_events, parse_prompt, says_freely
 from marl.agents.scripted import dond_language as language
 
 
@@ -78,7 +78,7 @@ class Negotiator:
         self.pending = False  # the partner has proposed
         self.asked = False
         self.spoken = 0  # own messages
-        self.told: set[int] = set()  # items whose value was stated
+        self.stated: set[int] = set()  # items whose value was stated
         self.held: str | None = None  # the reply meant when a slip came out instead
         self.error = False
         self.meant: str | None = None  # the reply that is given in parts (format=structured)
@@ -90,7 +90,7 @@ class Negotiator:
             self.counts, self.own, _ = parse_prompt(text)
             self.belief = dict.fromkeys(partner_values(self.counts, self.own), 1.0)
         self.error = False
-        for kind, body in parse_heard(text):
+        for kind, body in parse_events(text):
             if kind == "proposal":
                 self.pending = True
             elif kind == "error":
@@ -177,7 +177,7 @@ class Negotiator:
         last_try = self.spoken >= t.patience
         slack = t.limit if last_try else min(t.slack + t.concession * self.spoken, t.limit)
         offer = None if self.table_is_mine else self.table
-        telling = t.thorough and len(self.told) < 3
+        telling = t.thorough and len(self.stated) < 3
         if offer is not None and not telling and worth[offer] >= best - slack - 1e-9:
             if rng.random() < t.plain:
                 words = language.say_split(offer, self.counts, rng, templates=language.ACCEPT_PLAIN)
@@ -193,11 +193,11 @@ class Negotiator:
     def _message(self) -> str:
         """Words of an ask, a counter-offer, a question or a statement."""
         t, rng = self.temperament, self.rng
-        if t.thorough and len(self.told) < 3:
-            self.told = {0, 1, 2}
+        if t.thorough and len(self.stated) < 3:
+            self.stated = {0, 1, 2}
             return f"{rng.choice(language.ALL_VALUES).format(*self.own)} . {rng.choice(language.ASK_VALUES)}"
         opening = self.spoken == 0 and self.table is None
-        tells = rng.random() < (max(t.openness, 0.8) if self.asked else t.openness) and len(self.told) < 3
+        tells = rng.random() < (max(t.openness, 0.8) if self.asked else t.openness) and len(self.stated) < 3
         if opening and rng.random() < 0.08:
             return rng.choice(language.QUESTION)
         if opening and tells and rng.random() < 0.4:
@@ -230,14 +230,14 @@ class Negotiator:
 
     def _statement(self) -> str:
         """States the value of an item that has not been told, the most telling first: the best or a worthless one."""
-        untold = [item for item in range(3) if item not in self.told]
-        worthless = [item for item in untold if self.own[item] == 0]
+        unstated = [item for item in range(3) if item not in self.stated]
+        worthless = [item for item in unstated if self.own[item] == 0]
         pick_worthless = worthless and self.rng.random() < 0.6
-        item = worthless[0] if pick_worthless else max(untold, key=lambda item: self.own[item])
+        item = worthless[0] if pick_worthless else max(unstated, key=lambda item: self.own[item])
         value = self.own[item]
         if self.rng.random() >= self.temperament.honesty:
             value = self.rng.randrange(MAX_POINTS + 1)
-        self.told.add(item)
+        self.stated.add(item)
         return language.say_value(item, value, self.rng)
 
     def _speak(self, words: str, accepts: bool = False) -> str:

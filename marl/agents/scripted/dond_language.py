@@ -39,7 +39,7 @@ _TOKEN = re.compile(r"[a-z][a-z']*|\d+|[,.?!;:]")
 
 
 @dataclass(frozen=True)
-class Heard:
+class Meaning:
     """The meaning of a message."""
 
     share: Triple | None  # what the speaker would get; None where no split was named
@@ -49,7 +49,7 @@ class Heard:
     asks: bool  # what the listener wants or values
 
 
-def understand(message: str, counts: Triple, table: Triple | None = None) -> Heard:
+def understand(message: str, counts: Triple, table: Triple | None = None) -> Meaning:
     """Reads any text and skips unknown words.
 
     The last pronoun before an item says who gets it; "for me" or "to you" behind it overrules. Items that are not
@@ -66,7 +66,7 @@ def understand(message: str, counts: Triple, table: Triple | None = None) -> Hea
     rejects = bool(words & NO)
     accepts = bool(words & YES) and not rejects and not question
     asks = question and "you" in words and share is None
-    return Heard(share, (values[0], values[1], values[2]), accepts, rejects, asks)
+    return Meaning(share, (values[0], values[1], values[2]), accepts, rejects, asks)
 
 
 def take_values(text: str, values: list[int | None]) -> str:

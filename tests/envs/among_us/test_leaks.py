@@ -167,12 +167,12 @@ def test_questions_and_roles_of_others_never_enter_an_observation(style: str) ->
     for seed in range(5):
         rng = Random(seed)
         observations, _ = env.reset(seed=seed)
-        told = dict.fromkeys(env.agents, "")
+        observed = dict.fromkeys(env.agents, "")
         while env.agents:
             for agent, seen in observations.items():
-                told[agent] += seen["text"]
+                observed[agent] += seen["text"]
             observations, *_ = env.step({a: random_reply(seen, rng) for a, seen in observations.items()})
-        for agent, text in told.items():
+        for agent, text in observed.items():
             assert texts.QUESTION[Style(style)] not in text
             own = re.findall(r"you \w+ (crewmate|imposter)\b|You are \w+, an? (crewmate|imposter)\.", text)
             assert len(own) == 1 and env.facts["roles"][agent] in own[0]

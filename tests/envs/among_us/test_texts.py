@@ -29,7 +29,7 @@ some_names = st.sets(names).map(lambda s: tuple(n for n in NAMES if n in s))
 some_rooms = st.lists(rooms, max_size=5).map(tuple)
 walkers = st.lists(st.tuples(names, rooms), max_size=3).map(tuple)
 few = st.integers(0, 12)
-messages = st.text(max_size=40).map(lambda t: rules.hear(t, 20, 200, compact=True).text)
+messages = st.text(max_size=40).map(lambda t: rules.parse_message(t, 20, 200, compact=True).text)
 any_event = st.one_of(
     st.builds(events.Look, rooms, some_names, walkers, walkers, some_names, few, st.integers(-1, 30)),
     st.builds(
@@ -70,12 +70,16 @@ def test_all_styles_say_the_same_in_whole_games(seed: int) -> None:
     rng, heard = Random(seed), 0
     while compact.agents:
         for agent in compact.agents:
-            told = reading.read(b[agent]["text"], Style.COMPACT)
-            assert told == reading.read(a[agent]["text"], Style.NATURAL) == reading.read(c[agent]["text"], Style.BRIEF)
+            read_events = reading.read(b[agent]["text"], Style.COMPACT)
+            assert (
+                read_events
+                == reading.read(a[agent]["text"], Style.NATURAL)
+                == reading.read(c[agent]["text"], Style.BRIEF)
+            )
             assert a[agent]["options"] == tuple(NATURAL[option] for option in b[agent]["options"])
             assert c[agent]["options"] == tuple(BRIEF[option] for option in b[agent]["options"])
             assert a[agent]["turn"] == b[agent]["turn"] == c[agent]["turn"]
-            heard += sum(isinstance(event, events.Said) for event in told)
+            heard += sum(isinstance(event, events.Said) for event in read_events)
         replies = {agent: random_reply(seen, rng) for agent, seen in b.items()}
         b = compact.step(replies)[0]
         a = natural.step({agent: NATURAL.get(reply, reply) for agent, reply in replies.items()})[0]
@@ -104,14 +108,14 @@ def test_compact_texts_consist_of_the_listed_tokens_numbers_and_messages() -> No
 @given(reply=st.text(max_size=300), max_words=st.integers(1, 20), max_chars=st.integers(1, 200))
 @settings(max_examples=150, deadline=None)
 def test_what_is_heard_of_any_reply(reply: str, max_words: int, max_chars: int) -> None:
-    text, start, end, cut = rules.hear(reply, max_words, max_chars)
+    text, start, end, cut = rules.parse_message(reply, max_words, max_chars)
     assert len(text) <= max_chars and len(text.split(" ")) <= max_words and set(text) <= CHARSET
     assert 0 <= start <= end <= len(reply) and END not in reply[start:end]
     assert len(" ".join(reply[start:end].split())) == len(text)
     assert (start == end) == (text == "")
     assert cut == bool(reply.partition(END)[0][end:].strip())
     assert not set(text) & set('<>"\n')
-    compact = rules.hear(reply, max_words, max_chars, compact=True)
+    compact = rules.parse_message(reply, max_words, max_chars, compact=True)
     assert compact.text == text.lower().replace("_", "-") or "says" in text.lower()
 
 
@@ -124,5 +128,5 @@ def test_what_is_heard_of_any_reply(reply: str, max_words: int, max_chars: int) 
     ],
 )
 def test_a_compact_message_cannot_imitate_another_players(reply: str, heard: str) -> None:
-    assert rules.hear(reply, 20, 200, compact=True).text == heard
-    assert rules.hear(reply, 20, 200).text == reply
+    assert rules.parse_message(reply, 20, 200, compact=True).text == heard
+    assert rules.parse_message(reply, 20, 200).text == reply

@@ -26,7 +26,7 @@ from marl.metrics.messages import message_metrics
 from marl.pretraining.corpus import human_row
 from marl.report.transcripts import episode_from_json, episode_to_json
 from marl.report.views import render_text, topic
-from marl.rollout.cast import Seats
+from marl.rollout.cast import RoleConfig
 from marl.rollout.games import env_maker, without_later
 from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import draw_games
@@ -119,10 +119,10 @@ def test_what_reads_beliefs_does_not_take_claims_for_values() -> None:
     agent = ModelAgent("learner", negotiator(), slots=16, context=1024, max_new_tokens=24, temperature=0.7)
     episodes = rollout(draw_games(7, 7, count=8), everyone(agent), env_maker(settings), 8)
     assert any(episode.beliefs for episode in episodes)
-    told = [replace(e, turns=tuple(replace(t, message="hats are worth 1 to me" if t.message else "") for t in e.turns))
+    talk = [replace(e, turns=tuple(replace(t, message="hats are worth 1 to me" if t.message else "") for t in e.turns))
             for e in episodes]  # fmt: skip
-    assert any(claim.topic == "value" for episode in told for claim in claims_of(episode))
-    assert not any(credulity(episode, claims_of(episode)) for episode in told)
+    assert any(claim.topic == "value" for episode in talk for claim in claims_of(episode))
+    assert not any(credulity(episode, claims_of(episode)) for episode in talk)
     found, _, effects = message_metrics(episodes, settings, {"learner": agent}, {"learner"}, 1)
     assert effects and not any(name.startswith(("talk/said", "talk/claim/")) for name in found)
     for game in episodes:
@@ -134,7 +134,7 @@ def test_what_reads_beliefs_does_not_take_claims_for_values() -> None:
 
 
 def test_players_asked_about_values_are_refused_where_claims_are_asked(finished: Path) -> None:
-    cast = {"negotiator": Seats("learner", partner=str(finished), partners=1.0)}
+    cast = {"negotiator": RoleConfig("learner", partner=str(finished), partners=1.0)}
     values = {**SETTINGS, "questions": "values"}
     check_players(cast, values, env_maker(values)())
     with pytest.raises(UserError, match=r"learned with env\.questions=values\. Set it so; here it is claims"):

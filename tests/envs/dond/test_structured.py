@@ -8,7 +8,7 @@ from pettingzoo.test import api_test, parallel_api_test
 from envs import dond_v0 as dond
 from envs.core import TurnKind
 from envs.dond.replies import KINDS, Message, Refused, parse_words
-from envs.dond.texts import parse_heard, parse_prompt
+from envs.dond.texts import parse_events, parse_prompt
 from marl.agents.scripted.dond import TEMPERAMENTS, make_player
 from marl.agents.text import TextAgent
 from marl.metrics.negotiation import Line, talk_of
@@ -65,7 +65,7 @@ def test_silence_is_a_message_that_nobody_is_asked_after() -> None:
     seen, _ = env.reset(seed=0, options=START)
     seen, _, _, _, infos = env.step({"player_0": " [END]"})
     assert infos["player_0"]["message"] == "" and not infos["player_0"]["error"] and not infos["player_1"]["questions"]
-    assert parse_heard(seen["player_1"]["text"]) == [("message", "...")]
+    assert parse_events(seen["player_1"]["text"]) == [("message", "...")]
     for agent in ("player_1", "player_0"):
         env.step({agent: "message"})
         *_, infos = env.step({agent: ""})

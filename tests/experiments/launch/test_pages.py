@@ -108,8 +108,8 @@ def test_the_front_page_is_short() -> None:
 def test_every_figure_has_an_alternative_text() -> None:
     for page in PAGES:
         text = page.read_text()
-        for told in [*re.findall(r"!\[([^\]]*)\]\(", text), *re.findall(r"<img(?![^>]*alt=\"([^\"]+))", text)]:
-            assert len(told.split()) > 5, f"{page.relative_to(ROOT)}: {told}"
+        for alt in [*re.findall(r"!\[([^\]]*)\]\(", text), *re.findall(r"<img(?![^>]*alt=\"([^\"]+))", text)]:
+            assert len(alt.split()) > 5, f"{page.relative_to(ROOT)}: {alt}"
 
 
 def test_links_lead_to_files_and_headings() -> None:

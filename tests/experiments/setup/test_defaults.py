@@ -30,7 +30,7 @@ from marl.planning.planner import PlannerConfig
 from marl.pretraining.config import BaseConfig, ModelConfig
 from marl.rewards.game import GameReward
 from marl.rewards.speaking import SpeakingReward
-from marl.rollout.cast import Seats
+from marl.rollout.cast import RoleConfig
 from marl.storage.checkpoint import CheckpointConfig
 
 # Each dataclass that the configuration fills, the file of its defaults, and where it stands in that file.
@@ -55,7 +55,7 @@ FILLED = {
     PlannerConfig: "planner/pikl.yaml",
     PolicyLoss: "loss/default.yaml policy",
     RLPiklConfig: "algo/pikl.yaml algo",
-    Seats: "env/dond.yaml cast.negotiator",
+    RoleConfig: "env/dond.yaml cast.negotiator",
     Search: "lookahead.yaml search",
     SeedsConfig: "train.yaml seeds",
     SpeakingReward: "reward/default.yaml speaking",

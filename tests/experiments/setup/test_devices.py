@@ -87,8 +87,8 @@ def test_a_processor_without_bfloat16_is_told(
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {instructions: True}, raising=False)
     check_bf16(torch.device("cpu"), "base.bf16")
-    told = "base.bf16=true: this processor has no instructions for bfloat16, so false would be faster\n"
-    assert capsys.readouterr().out == ("" if instructions == "avx512_bf16" else told)
+    warning = "base.bf16=true: this processor has no instructions for bfloat16, so false would be faster\n"
+    assert capsys.readouterr().out == ("" if instructions == "avx512_bf16" else warning)
 
 
 def test_commands_keep_few_kernels_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,8 +116,8 @@ def test_games_that_nothing_can_be_learned_from_are_told(capsys: pytest.CaptureF
     assert not hopeless(failed, capsys, "ablation=listening_only")  # which does not need the game's reward
     # Replies without room in the context are empty and refused: a base of more games would not help.
     long = replace(refused[0], turns=tuple(replace(t, start=9, reply_ids=()) for t in refused[0].turns))
-    told = "100% of the learner's replies find no room in its context. Stop this run and give it more, by "
-    assert told in hopeless([long], capsys)
+    warning = "100% of the learner's replies find no room in its context. Stop this run and give it more, by "
+    assert warning in hopeless([long], capsys)
 
 
 @cases("""

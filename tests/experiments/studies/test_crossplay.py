@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from envs.core import END, Style
 from envs.dond.replies import MESSAGE, proposal_text
-from envs.dond.texts import parse_heard, parse_prompt, prompt
+from envs.dond.texts import parse_events, parse_prompt, prompt
 from experiments import evaluate
 from experiments.setup import entrants
 from experiments.setup.config import plain
@@ -51,7 +51,7 @@ class Taker:
     def observe(self, text: str) -> None:
         if not any(self.counts):
             self.counts = parse_prompt(text)[0]
-        self.talked = self.talked or bool(parse_heard(text))
+        self.talked = self.talked or bool(parse_events(text))
 
     def reply(self, text: str, options: Sequence[str] = ()) -> str:
         self.observe(text)

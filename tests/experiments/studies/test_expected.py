@@ -189,8 +189,8 @@ def test_a_verdict_names_metrics_and_iterations(tmp_path: Path) -> None:
 def test_a_damaged_file_is_told_of_and_stops_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "NAME.csv.gz").write_bytes(gzip.compress(b"arm,metric,iteration,low,high\nfull,game/score,one,2,3\n"))
     assert expected_of("NAME", "full", {"game": "dond"}, tmp_path) is None
-    told = capsys.readouterr().out
-    assert told.count("\n") == 1 and "NAME.csv.gz is damaged" in told
+    reports = capsys.readouterr().out
+    assert reports.count("\n") == 1 and "NAME.csv.gz is damaged" in reports
 
 
 @pytest.mark.slow
@@ -202,10 +202,13 @@ def test_training_says_where_it_leaves_the_band(
     write_csv(tmp_path / "dond_quickstart.csv.gz", Band.__dataclass_fields__, lines)
     cfg = configure("train", *SMALL, f"runs={tmp_path / 'runs'}")
     train.main(cfg)
-    told = [line for line in capsys.readouterr().out.splitlines() if "as expected" in line]
-    assert len(told) == 2 and (run_folder(cfg) / "run.json").exists()
-    assert told[0].startswith("iteration 1 is not as expected: game/score ") and "(healthy: 100.0 to 101.0)" in told[0]
-    assert "at 1 of 2 iterations (game/score at 1)" in told[1]
+    reports = [line for line in capsys.readouterr().out.splitlines() if "as expected" in line]
+    assert len(reports) == 2 and (run_folder(cfg) / "run.json").exists()
+    assert (
+        reports[0].startswith("iteration 1 is not as expected: game/score ")
+        and "(healthy: 100.0 to 101.0)" in reports[0]
+    )
+    assert "at 1 of 2 iterations (game/score at 1)" in reports[1]
 
 
 # ---- the command ---------------------------------------------------------------------------------------------------

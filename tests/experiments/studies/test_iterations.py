@@ -98,8 +98,8 @@ def test_tables_of_hand_made_runs(tmp_path: Path, capsys: pytest.CaptureFixture[
         (r["objective"], r["arm"], r["figure"]): Interval(float(r["mean"]), float(r["low"]), float(r["high"]), 0)
         for r in csv_rows(out / "iterations_summary.csv")
     }
-    told = {row["metric"] for row in csv_rows(out / "iterations.csv.gz") if row["objective"] == "-1"}
-    assert "game/points" in told and not any(name.startswith("game/score") for name in told)
+    metrics = {row["metric"] for row in csv_rows(out / "iterations.csv.gz") if row["objective"] == "-1"}
+    assert "game/points" in metrics and not any(name.startswith("game/score") for name in metrics)
     each = [
         correlation(range(4), scores, [2] * 4, [100] * 4) for scores in ([1, 3, 5, 5.1], [2, 4, 6, 8])
     ]  # fmt: skip

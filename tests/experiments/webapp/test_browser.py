@@ -161,10 +161,10 @@ def test_the_map_the_discussion_and_the_vote(opened: Any, seeded: Callable[[int]
 
     def look(phase: str) -> None:
         met.add(phase)
-        told = opened.locator(".log .news").all_inner_texts()
+        lines = opened.locator(".log .news").all_inner_texts()
         if phase == "map":
             here = opened.locator("#now td.here")
-            room, last = ROOM.findall(told[-1])[0], told[-1]
+            room, last = ROOM.findall(lines[-1])[0], lines[-1]
             assert f"room {room}" in here.inner_text()
             people = re.findall(r"Here with you: ([^.]*)\.", last)
             shown = here.locator(".seen:not(.body)").all_inner_texts()
@@ -178,9 +178,9 @@ def test_the_map_the_discussion_and_the_vote(opened: Any, seeded: Callable[[int]
             if BODY.findall(last):
                 met.add("body")
         elif phase == "talk":
-            assert any("A discussion begins" in line for line in told) and not opened.locator("#now .map").count()
+            assert any("A discussion begins" in line for line in lines) and not opened.locator("#now .map").count()
         elif phase == "vote":
-            alive = re.findall(r"Alive: ([^.]*)\.", " ".join(told))[-1].split(", ")
+            alive = re.findall(r"Alive: ([^.]*)\.", " ".join(lines))[-1].split(", ")
             buttons = [b.get_attribute("value") for b in opened.locator("#now .buttons button").all()]
             assert sorted(buttons) == sorted([*alive, "skip"])
         assert fits(opened)
@@ -454,7 +454,7 @@ def test_the_server_is_killed_and_the_open_page_goes_on(browser: Any, endpoint: 
         page.wait_for_selector("text=The hats are mine.")
         page.wait_for_selector("#now form.reply")
         assert not page.locator("#away").is_visible()
-        before, told = version(page), page.locator(".log").inner_text()
+        before, log_before = version(page), page.locator(".log").inner_text()
         process.kill()
     page.locator("#text").fill("I need the hats")
     page.get_by_role("button", name="Send").click()
@@ -463,7 +463,7 @@ def test_the_server_is_killed_and_the_open_page_goes_on(browser: Any, endpoint: 
         changed(page, before)
         assert not page.locator("#away").is_visible()
         log = page.locator(".log").inner_text()
-        assert log.startswith(told) and log.count("I need the hats") == 1
+        assert log.startswith(log_before) and log.count("I need the hats") == 1
         finish_game(page)
         assert state(page) == "over" and page.evaluate("window.stayed")
     context.close()

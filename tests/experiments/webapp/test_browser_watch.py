@@ -42,8 +42,8 @@ def game_of(name: str, arm: str) -> dict[str, Any]:
     make = env_maker({"game": name, "style": "natural", **settings})
     for seed in range(50):
         game = json.loads(json.dumps(episode_to_json(rollout([Game(seed)], everyone(agent), make, 1)[0])))
-        told = [turn for turn in game["turns"] if turn["message"]]
-        if len(told) > 2 and (name == "among_us" or game["outcome"]["deal"]):
+        messages = [turn for turn in game["turns"] if turn["message"]]
+        if len(messages) > 2 and (name == "among_us" or game["outcome"]["deal"]):
             break
     names = game["facts"].get("names", {})
     rng = np.random.default_rng(ARMS.index(arm))
@@ -59,12 +59,12 @@ def game_of(name: str, arm: str) -> dict[str, Any]:
             asked = [(f"How much is one {i[:-1]} worth?", [str(n) for n in range(11)], str(v)) for i, v in worth]
         for text, candidates, answer in asked:
             game["questions"].append({"text": text, "candidates": candidates, "answer": answer})
-            for step in {told[0]["step"], *(turn["step"] + 1 for turn in told)}:
+            for step in {messages[0]["step"], *(turn["step"] + 1 for turn in messages)}:
                 probs = [round(float(p), 4) for p in rng.dirichlet(np.ones(len(candidates)))]
                 about = {"listener": agent_name, "step": step, "question": len(game["questions"]) - 1}
                 game["beliefs"].append({**about, "probs": probs})
     if name == "among_us":
-        for number, turn in enumerate(told):
+        for number, turn in enumerate(messages):
             turn["message"] = turn["text"] = SAID[arm][min(number, 1)]
     else:
         game["turns"][-1]["planned"] = {
@@ -110,7 +110,7 @@ def test_beliefs_move_with_each_message(opened: Any, games: dict[tuple[str, str]
     game = games[name, "full"]
     names = game["facts"].get("names", {})
     opened.goto(f"/watch/run-full/{name}.jsonl/1")
-    slider, told = opened.locator(".timeline input"), opened.locator(".timeline .told")
+    slider, event_text = opened.locator(".timeline input"), opened.locator(".timeline .told")
     what = "an item is worth to the other" if name == "dond" else "now"
     assert opened.locator(".believed h2").text_content() == f"What each believes {what}"
     slider.focus()
@@ -123,7 +123,7 @@ def test_beliefs_move_with_each_message(opened: Any, games: dict[tuple[str, str]
             continue
         message = turns[len(shown)]
         shown.append(message)
-        assert (message["message"] or "proposes") in told.inner_text()
+        assert (message["message"] or "proposes") in event_text.inner_text()
         assert (message["message"] or "proposes") in current.inner_text()
         bars = {bar["who"]: bar for bar in opened.evaluate(BARS)}
         expected = {}

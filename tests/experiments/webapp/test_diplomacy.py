@@ -80,12 +80,12 @@ def test_players_who_plan_are_offered_once_they_are_trained(tmp_path: Path) -> N
 
 def test_the_picture_is_of_what_was_told() -> None:
     pytest.importorskip("diplomacy", reason="needs pip install -e '.[diplomacy]'")
-    told = "Spring of year 1 of 3: moves.\nFRANCE: A PAR, F BRE; centres BRE, PAR\nAUSTRIA: no unit; centres VIE\n"
-    assert positions([told]) == {"FRANCE": (["A PAR", "F BRE"], ["BRE", "PAR"]), "AUSTRIA": ([], ["VIE"])}
+    spring = "Spring of year 1 of 3: moves.\nFRANCE: A PAR, F BRE; centres BRE, PAR\nAUSTRIA: no unit; centres VIE\n"
+    assert positions([spring]) == {"FRANCE": (["A PAR", "F BRE"], ["BRE", "PAR"]), "AUSTRIA": ([], ["VIE"])}
     later = "Fall of year 1 of 3: moves.\nFRANCE: A BUR; centres none\n"
-    assert positions([told, later]) == {"FRANCE": (["A BUR"], [])}
-    drawn = picture("standard_france_austria", [told])
-    later_drawn = picture("standard_france_austria", [told, later])
+    assert positions([spring, later]) == {"FRANCE": (["A BUR"], [])}
+    drawn = picture("standard_france_austria", [spring])
+    later_drawn = picture("standard_france_austria", [spring, later])
     assert "S1901M" in drawn and "F1901M" in later_drawn and drawn.count("<use ") > later_drawn.count("<use ")
     with pytest.raises(UserError, match="no such picture"):
         picture("pure", ["You play Diplomacy as FRANCE,"])

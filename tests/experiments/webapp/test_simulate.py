@@ -100,13 +100,13 @@ def test_programs_play_diplomacy_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
     conditions = {"careful": {"opponent": "careful"}}
     written(tmp_path, parts={"one": {"game": "diplomacy", "env": quick, "conditions": conditions}})
     settings = (f"runs={tmp_path}", f"study={tmp_path}/small.yaml")
-    told: list[str] = []
+    observed: list[str] = []
 
     def make_player(name: str, seed: int, role: str) -> Any:
         player = diplomacy.make_player(name, seed, role)
 
         def reply(text: str, options: tuple[str, ...]) -> str:
-            told.append(text)
+            observed.append(text)
             return player.reply(text, options)
 
         return SimpleNamespace(reply=reply)
@@ -114,7 +114,7 @@ def test_programs_play_diplomacy_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(web_simulate, "scripts_module", lambda game: SimpleNamespace(make_player=make_player))
     web_simulate.main(configure("web_simulate", *settings, "plays=2", "people=1", "player=careful", "device=cpu"))
     export = web_export.main(configure("web_export", *settings, "simulated=true"))
-    games, read = rows(export / "simulated_games.csv"), "".join(told)
+    games, read = rows(export / "simulated_games.csv"), "".join(observed)
     heard = []
     for game in read_episodes(export / "simulated_games.jsonl"):
         powers = game["facts"]["powers"]

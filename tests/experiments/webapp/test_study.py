@@ -346,14 +346,14 @@ def test_from_consent_to_the_export(tmp_path: Path) -> None:
             sent += game.sent
         again = person.post("/study/next")
         assert again.url.path == "/study" and "Thank you" in again.text
-        told = again.text
+        page = again.text
     export = web_export.main(configure("web_export", f"study={tmp_path}/small.yaml", f"runs={tmp_path}"))
     games, people = rows(export / "games.csv"), rows(export / "people.csv")
     assert [g["condition"] for g in games].count("hard") in (1, 2) and {g["played_by"] for g in games} == {"human"}
     by_hand = 1.0 + sum(0.1 + 0.2 * float(g["points"]) for g in games if g["how"] != "abort")
     by_hand += sum(0.1 for g in games if g["how"] == "abort")
     (mine,) = (p for p in people if p["state"] == "playing")
-    assert float(mine["pay"]) == pytest.approx(by_hand) and f"£{by_hand:.2f}" in told and mine["person"] in told
+    assert float(mine["pay"]) == pytest.approx(by_hand) and f"£{by_hand:.2f}" in page and mine["person"] in page
     transcripts = [json.loads(line) for line in (export / "games.jsonl").read_text().splitlines()]
     assert len(transcripts) == 3 and all(t["about"]["person"] == mine["person"] for t in transcripts)
     for text in sent:  # neither who the opponent is nor how games are assigned
@@ -385,12 +385,12 @@ def test_two_requests_for_the_next_game_at_once_make_one_game(tmp_path: Path, mo
         assert "1 of 3" in person.get("/study").text
 
 
-@pytest.mark.parametrize(("pay", "told"), [({}, "Nothing is paid"), ({"point": 0.2}, "$0.20 for each point")])
-def test_what_is_not_paid_is_not_told(pay: dict[str, float], told: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("pay", "sentence"), [({}, "Nothing is paid"), ({"point": 0.2}, "$0.20 for each point")])
+def test_what_is_not_paid_is_not_told(pay: dict[str, float], sentence: str, tmp_path: Path) -> None:
     written(tmp_path, pay=pay)
     with studying(tmp_path) as browser:
         text = browser().get("/study").text
-        assert told in text and "for taking part, once" not in text
+        assert sentence in text and "for taking part, once" not in text
 
 
 def test_whoever_withdraws_leaves_nothing(tmp_path: Path) -> None:

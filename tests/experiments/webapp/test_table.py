@@ -80,14 +80,17 @@ def test_claims_in_parts_are_choices(tmp_path: Path) -> None:
 
 def test_the_map_shows_whom_the_player_sees() -> None:
     """Room, people, bodies and tasks left are the last that the game told; nothing that a player says changes them."""
-    told = [
+    events_seen = [
         events.Intro("Red", Role.CREWMATE, 2, 2, ("Red", "Blue", "Green"), 1, (), ((0, 0), (1, 0), (1, 0))),
         events.Look((0, 0), ("Blue",), (), (), (), 1),
         events.Look((1, 0), (), (("Blue", (0, 0)),), (), ("Green",), 2),
         events.Done(),
         events.Said("Blue", "You are in room (1,1). Here with you: Pink."),
     ]
-    first, *later = ["".join(write(event, Style.NATURAL) for event in part) for part in (told[:2], told[2:3], told[3:])]
+    first, *later = [
+        "".join(write(event, Style.NATURAL) for event in part)
+        for part in (events_seen[:2], events_seen[2:3], events_seen[3:])
+    ]
     options = ("go west", "go south", "wait", "report body of Green")
     entries = (("seen", first), ("said", "go east"), *(("seen", text) for text in later))
     table = table_view(sight(*entries, game="among_us", options=options))

@@ -178,25 +178,25 @@ def test_the_timeline_shows_what_players_were_told(player: str) -> None:
     env = {"game": "among_us", "style": "natural", "max_steps": 60, "cooldown": 1, "messages_each": 1, "players": 7}
     agent = scripted("among_us", player)
     agent.style = "natural"
-    told: dict[tuple[int, str], events.Look] = {}
+    observed: dict[tuple[int, str], events.Look] = {}
     act = agent.act
 
     def noting(requests):  # type: ignore[no-untyped-def]
         for r in requests:
             for event in reading.read(r.text, Style.NATURAL):
                 if isinstance(event, events.Look):
-                    told[r.step, r.key[1]] = event
+                    observed[r.step, r.key[1]] = event
         return act(requests)
 
     agent.act = noting  # type: ignore[method-assign]
     checked = bodies = walkers = 0
     for seed in range(8):
-        told.clear()
+        observed.clear()
         (episode,) = rollout([Game(seed)], everyone(agent), env_maker(env), 1)
         transcript = json.loads(json.dumps(episode_to_json(episode)))
         shown, names = timeline_of(transcript), transcript["facts"]["names"]
         steps = {moment["title"]: moment for moment in shown["moments"]}
-        for (step, seat), look in told.items():
+        for (step, seat), look in observed.items():
             saw = {each["who"]: each for each in steps.get(f"step {step}", {}).get("saw", [])}
             if names[seat] not in saw:  # a look at the end of the game, or before a discussion
                 continue
@@ -224,8 +224,8 @@ def test_a_game_that_cannot_be_shown_is_told_in_a_sentence(tmp_path: Path) -> No
         beliefs = [{"listener": listener, "question": 0, "step": 0, "probs": probs} for probs in each]
         return {**game, "questions": [asked], "beliefs": beliefs}
 
-    told = timeline_of(believing([0.5, 0.5], [0.25, 0.75]))["moments"][0]
-    assert told["beliefs"] == [(0, [0.25, 0.75])]  # of the same step the last
+    moment = timeline_of(believing([0.5, 0.5], [0.25, 0.75]))["moments"][0]
+    assert moment["beliefs"] == [(0, [0.25, 0.75])]  # of the same step the last
     names = dict.fromkeys(game["facts"]["names"], "\ud800")
     games = {
         "none": believing([]), "few": believing([1.0]), "many": believing([0.5, 0.25, 0.25]),
@@ -271,11 +271,11 @@ def test_sights_are_shown_as_the_game_told_them(tmp_path: Path) -> None:
         (episode,) = rollout([Game(seed)], everyone(agent), env_maker({**env, "style": "natural"}), 1)
         transcript = json.loads(json.dumps(episode_to_json(episode)))
         by_name = {name: agent_ for agent_, name in transcript["facts"]["names"].items()}
-        told = {}
+        observed = {}
         for each in sights(story_of(transcript)):
-            told |= {(step, by_name[who]): sight for step, own in each.items() for who, sight in own.items()}
-        assert told and told.keys() <= read.keys()
-        for at, sight in told.items():
+            observed |= {(step, by_name[who]): sight for step, own in each.items() for who, sight in own.items()}
+        assert observed and observed.keys() <= read.keys()
+        for at, sight in observed.items():
             look = read[at]
             assert sight == (look.present, look.entering, look.leaving, look.bodies), (seed, at)
             kinds += Counter({name: len(getattr(sight, name)) for name in sight._fields})
@@ -284,7 +284,7 @@ def test_sights_are_shown_as_the_game_told_them(tmp_path: Path) -> None:
     with serving(tmp_path) as browser:
         page = html.unescape(browser().get("/watch/one/final.jsonl/1").text)
         shown = re.findall(r"<small>saw ([^<]+)</small>", page)
-        assert sorted(shown) == sorted(str(sight) for sight in told.values() if str(sight))
+        assert sorted(shown) == sorted(str(sight) for sight in observed.values() if str(sight))
 
 
 def test_all_that_a_planner_weighed_is_shown(tmp_path: Path) -> None:

@@ -363,8 +363,8 @@ def test_the_key_and_other_secrets_are_in_no_file_and_no_words(
     secrets = {"api_key": "first-31415926", "a": [{"headers": {"Authorization": "Bearer second-27182818"}}]}
 
     def telling(server: Server, body: dict[str, Any], handler: Any) -> None:
-        told = f"{body['a'][0]['headers']['Authorization']}, {server.keys[0]}"
-        handler.say(f"<think>{body['api_key']}</think>[message] it is {told} [END]")
+        known = f"{body['a'][0]['headers']['Authorization']}, {server.keys[0]}"
+        handler.say(f"<think>{body['api_key']}</think>[message] it is {known} [END]")
 
     path = tmp_path / "answers.jsonl"
     agent = agent_of(serve(telling).url, answers=str(path), extra={**secrets, "user": KEY, "effort": "low"})

@@ -10,7 +10,7 @@ import torch
 
 from envs.core import END, Question, TurnKind
 from marl.agents.base import Player, Reply, Request
-from marl.agents.model import ModelAgent, ModelSeat
+from marl.agents.model import ModelAgent, ModelAgentState
 from marl.agents.text import TextAgent
 from marl.common.errors import UserError
 from marl.decoding.probes import size_of
@@ -111,11 +111,11 @@ def test_a_seat_plays_the_same_alone_and_in_company(name: str, settings: dict, p
 class Endless(ModelAgent):
     """Messages are as long as they may be. Keeps how many seats read how much in each pass."""
 
-    def _complete(self, seat: ModelSeat) -> bool:
-        return bool(seat.ids) and (seat.kind == Kind.CHOICE or len(seat.ids) == seat.limit)
+    def _complete(self, state: ModelAgentState) -> bool:
+        return bool(state.ids) and (state.kind == Kind.CHOICE or len(state.ids) == state.limit)
 
     def _advance(self, keys: Sequence[tuple[int, str]]) -> None:
-        self.passes.append((len(keys), max(len(self._unread(self._seats[key])) for key in keys) > 1))
+        self.passes.append((len(keys), max(len(self._unread(self._states[key])) for key in keys) > 1))
         super()._advance(keys)
 
     passes: list[tuple[int, bool]]
@@ -260,14 +260,14 @@ def test_a_seat_that_outgrows_its_slot_falls_silent_and_the_others_go_on(
         if step > 1:
             asked = asked[:1]  # the other waits
         replies = serve(agent, asked)
-        (stream, lost) = (agent._seats[0, "player_0"].view.stream, agent._seats[0, "player_0"].lost)
+        (stream, lost) = (agent._states[0, "player_0"].view.stream, agent._states[0, "player_0"].lost)
         reply = replies[0]
         if lost:
             assert (reply.text, reply.ids, reply.start, reply.logprobs) == ("", (), len(stream), ())
             lengths.append(len(stream))
         else:
             assert reply.ids and len(stream) <= 150  # cut short, perhaps, by the slot's end
-            seen = len(agent._seats[0, "player_0"].view.asked)
+            seen = len(agent._states[0, "player_0"].view.asked)
     assert len(lengths) > 2 and len(set(lengths)) == 1  # it reads nothing more
     kept = agent.finish([(0, "player_0"), (1, "player_0")])
     assert len(kept[0, "player_0"][1]) == seen > 0 and len(kept[0, "player_0"][0]) == lengths[0]
@@ -284,7 +284,7 @@ def test_a_prompt_leaves_room_for_a_token_and_what_stands_after_it(name: str, po
     least = prompt + 1 + len(policy.tokens.format.after_reply)
     agent = model(policy, context=least)
     assert len(serve(agent, [request(0, SPEAK, "books 1 2")])[0].ids) == 1
-    assert len(agent._seats[0, "player_0"].view.stream) == least
+    assert len(agent._states[0, "player_0"].view.stream) == least
     with pytest.raises(UserError, match=rf"a prompt is too long: a stream of {least} tokens does not fit"):
         model(policy, context=least - 1).act([request(0, SPEAK, "books 1 2")])
 

@@ -9,7 +9,7 @@ import torch
 
 from marl.algorithms.pool import Pool
 from marl.model.policy import Policy
-from marl.rollout.cast import Seats
+from marl.rollout.cast import RoleConfig
 from marl.storage.checkpoint import read_card
 from marl.types import Payment
 from tests.marl.episodes import meeting_game
@@ -17,7 +17,7 @@ from tests.marl.models import tiny_policy
 
 
 def pool(folder: Path, learner: Policy, pick: str = "uniform", memory: dict[str, float] | None = None) -> Pool:
-    seats = Seats("rival", "base", 0.5, pool=2, pick=pick)
+    seats = RoleConfig("rival", "base", 0.5, pool=2, pick=pick)
     return Pool(seats, learner, tiny_policy(), folder, 7, {} if memory is None else memory, {"game": "among_us"})
 
 

@@ -31,7 +31,7 @@ from marl.model.policy import Policy, tiny_lm
 from marl.planning.planner import PlannerConfig
 from marl.rewards import add_rewards
 from marl.rewards.game import GameReward
-from marl.rollout.cast import Seats
+from marl.rollout.cast import RoleConfig
 from marl.rollout.games import env_maker
 from marl.rollout.seeds import Seeds
 from marl.types import Episode, Payment, TokenBatch, Turn
@@ -177,7 +177,7 @@ def common(
     seen: list[tuple[dict[str, float], Sequence[Episode]]], start: int = 0, seeds: Seeds = SEEDS
 ) -> dict[str, Any]:
     return {
-        "game": "dond", "make_env": SHORT, "cast": {"negotiator": Seats()}, "frozen": {}, "seeds": seeds,
+        "game": "dond", "make_env": SHORT, "cast": {"negotiator": RoleConfig()}, "frozen": {}, "seeds": seeds,
         "start": start, "after": lambda iteration, metrics, episodes: seen.append((metrics, episodes)),
     }  # fmt: skip
 
@@ -245,7 +245,7 @@ def ppo(plan: PlanLoss | None) -> tuple[Policy, dict[str, float], Sequence[Episo
     how = PPOConfig(iterations=1, games=3, concurrency=3, max_new_tokens=4, context=1024,
                     planner=config(0.1, iterations=3, choose="own"))  # fmt: skip
     seen: list[tuple[dict[str, float], Sequence[Episode]]] = []
-    cast = {"crewmate": Seats(), "imposter": Seats()}
+    cast = {"crewmate": RoleConfig(), "imposter": RoleConfig()}
     settings = {**common(seen), "game": "among_us", "cast": cast, "make_env": MEETINGS}
     train_ppo(Training([one], rewards={"game": GameReward(scale=1.0)}, losses=losses, **settings), how)
     return (one.policy, *seen[0])

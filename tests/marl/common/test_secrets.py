@@ -2,7 +2,7 @@
 
 import pytest
 
-from marl.common.secrets import digest_of, hidden, might_be_secret, secrets_in, told
+from marl.common.secrets import digest_of, hidden, might_be_secret, redacted, secrets_in
 
 KEY = "sk-test-31415926"
 
@@ -75,4 +75,4 @@ def test_secrets_are_digests_at_any_depth() -> None:
     ],
 )
 def test_arguments_are_told_without_secrets(argument: str, shown: str) -> None:
-    assert told([argument]) == shown
+    assert redacted([argument]) == shown

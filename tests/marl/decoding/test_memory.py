@@ -135,7 +135,7 @@ def test_a_bfloat16_copy_counts_and_its_slots_are_half_as_large(monkeypatch: pyt
 # --- Passes ---
 
 
-UNTOLD = "this system does not tell how much memory a process takes"
+NOT_MEASURED = "this system does not tell how much memory a process takes"
 
 
 def rise(work: Callable[[], None]) -> float | None:
@@ -153,7 +153,7 @@ def measured(function: Callable[..., tuple[float, float | None]], *given: Any) -
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         predicted, taken = pool.submit(function, *given).result()
     if taken is None:
-        pytest.skip(UNTOLD)
+        pytest.skip(NOT_MEASURED)
     return predicted, taken
 
 
@@ -196,7 +196,7 @@ def test_an_update_takes_what_is_predicted(shape: dict[str, int], checkpointing:
 
     taken = rise(learn)
     if taken is None:
-        pytest.skip(UNTOLD)
+        pytest.skip(NOT_MEASURED)
     assert predicted + weights == pytest.approx(taken, rel=0.2), (predicted, weights, taken)
 
 

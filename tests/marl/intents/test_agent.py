@@ -38,10 +38,10 @@ def agent(config: CiceroConfig = QUIET, arm: str = "both", **settings: Any) -> C
 def games(player: CiceroAgent, count: int = 2) -> list[Episode]:
     other = scripted("dond", tokens=negotiator().tokens)  # with a stream of its own, to look into
 
-    def seat(game: Any, env: Any) -> dict[str, Any]:
+    def assign(game: Any, env: Any) -> dict[str, Any]:
         return {"player_0": player, "player_1": other}
 
-    return rollout(draw_games(5, 5, count=count), seat, COMPACT, 3)
+    return rollout(draw_games(5, 5, count=count), assign, COMPACT, 3)
 
 
 @cache
@@ -98,8 +98,8 @@ def test_transcripts_show_intents_and_who_refused_what() -> None:
     strict = replace(QUIET, correspondence=1.0, draws=3, candidates=1)  # nothing can raise a probability by 1
     player = agent(strict)
     episodes = games(player)
-    told = "".join(render_text(episode_to_json(episode)) for episode in episodes)
-    assert "refused, correspondence: " in told and "intent: " in told
+    transcripts = "".join(render_text(episode_to_json(episode)) for episode in episodes)
+    assert "refused, correspondence: " in transcripts and "intent: " in transcripts
     turns = game_view(episode_to_json(episodes[0]))["turns"]
     assert any(line.startswith("intent: ") for turn in turns for line in turn["considered"])
     assert player.counts["drawn"] % 3 == 0

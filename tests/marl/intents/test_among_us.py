@@ -34,7 +34,7 @@ from marl.intents.among_us import (
     support,
 )
 from marl.intents.among_us_agent import TableAgent, VoteReader
-from marl.intents.among_us_training import say_under, told
+from marl.intents.among_us_training import say_under, with_intents
 from marl.intents.draws import Draw
 from marl.learning.batch import collate, rows_of
 from marl.metrics.claims import claims_of
@@ -241,7 +241,7 @@ def test_annotations_read_nothing_later() -> None:
 def test_the_votes_beside_a_view_are_those_of_a_stream_that_ends_there() -> None:
     policy, tokens = talker(), talker().tokens
     episode = next(e for e in recorded() if any(t.message for t in e.turns))
-    said = among_us_votes.said_by(episode, tokens, among_us_votes.meetings_of(episode))
+    said = among_us_votes.voted_messages(episode, tokens, among_us_votes.meetings_of(episode))
     found = [(e.turn.agent, e.after) for e in said]
     for agent_name, belief in found[:3]:
         row = (replace(episode, beliefs=(belief,)), agent_name)
@@ -307,7 +307,7 @@ def test_messages_that_the_log_refutes_teach_no_votes() -> None:
     tokens = talker().tokens
     for episode in recorded():
         false = {(c.turn.agent, c.turn.step) for c in claims_of(episode) if c.of_fact and c.false}
-        said = among_us_votes.said_by(episode, tokens, among_us_votes.meetings_of(episode))
+        said = among_us_votes.voted_messages(episode, tokens, among_us_votes.meetings_of(episode))
         assert {(e.turn.agent, e.turn.step) for e in said if not e.truthful} <= false
         taught = among_us_votes.with_votes(episode, tokens).beliefs[len(episode.beliefs) :]
         assert len(taught) == sum(1 + each.truthful for each in said)
@@ -319,7 +319,7 @@ def test_intents_stand_before_the_cue_and_move_the_rest() -> None:
     turn = next(t for t in episode.turns if t.message)
     line = intent_text(Intent("red", "skip"))
     assert line == " you vote red players vote skip"
-    again, name = told((episode, turn.agent), {turn.step: Intent("red", "skip")}, tokens)
+    again, name = with_intents((episode, turn.agent), {turn.step: Intent("red", "skip")}, tokens)
     new, old = again.streams[name], episode.streams[name]
     moved = next(t for t in again.turns if (t.agent, t.step) == (turn.agent, turn.step))
     assert tuple(new.tokens[moved.start :][: len(turn.reply_ids)]) == turn.reply_ids
@@ -431,10 +431,10 @@ def test_candidates_that_move_fewer_hearers_are_refused() -> None:
 def crew_cast(player: TableAgent) -> Any:
     plain = ModelAgent("base", talker(), slots=30, context=1024, max_new_tokens=12, temperature=0.7)
 
-    def seat(game: Any, env: Any) -> dict[str, Any]:
+    def assign(game: Any, env: Any) -> dict[str, Any]:
         return {seat: plain if role == "imposter" else player for seat, role in env.facts["roles"].items()}
 
-    return seat
+    return assign
 
 
 @cache

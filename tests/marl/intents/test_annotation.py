@@ -31,9 +31,9 @@ ENV = dond_v0.parallel_env(style=Style.COMPACT, objective=0.0)
 def view(*turns: str, claim: Triple = (0, 0, 3), first: str = "YOU") -> HumanView:
     """A dialogue of these messages by turns; who would speak next ends the talk. THEM claims the rest."""
     speakers = ["YOU", "THEM"] if first == "YOU" else ["THEM", "YOU"]
-    told = tuple((speakers[i % 2], text) for i, text in enumerate((*turns, None)))
+    script = tuple((speakers[i % 2], text) for i, text in enumerate((*turns, None)))
     rest = (COUNTS[0] - claim[0], COUNTS[1] - claim[1], COUNTS[2] - claim[2])
-    return HumanView(0, COUNTS, (0, 1, 3), (1, 3, 2), told, claim, rest, HumanEnding.DEAL)  # type: ignore[arg-type]
+    return HumanView(0, COUNTS, (0, 1, 3), (1, 3, 2), script, claim, rest, HumanEnding.DEAL)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -173,14 +173,16 @@ def test_intents_are_never_learned() -> None:
     seat = human_row(grounded(replay(view("hi", "ok"), ENV), "both", INTENTS), tokens, 0)
     batch = collate([seat], {})
     stream = seat[0].streams["you"]
-    told = tokens.encode(intent_text(INTENTS[0]))
-    at = next(i for i in range(len(stream)) if stream.tokens[i : i + len(told)] == told)
+    intent_ids = tokens.encode(intent_text(INTENTS[0]))
+    at = next(i for i in range(len(stream)) if stream.tokens[i : i + len(intent_ids)] == intent_ids)
     reply = tokens.encode("[message] hi [END]")
-    assert stream.tokens[at + len(told) + 1 : at + len(told) + 1 + len(reply)] == reply  # the cue stands between
-    mask = batch.reply[0, at : at + len(told) + 1 + len(reply)].tolist()
-    assert mask == [False] * (len(told) + 1) + [True] * len(reply)
-    assert [Kind(k) for k in batch.kind[0, at : at + len(told)].tolist()] == [Kind.QUESTION] * len(told)
-    assert not batch.decision[0, at : at + len(told)].any() and len(batch.row) == len(seat[0].beliefs)
+    assert (
+        stream.tokens[at + len(intent_ids) + 1 : at + len(intent_ids) + 1 + len(reply)] == reply
+    )  # the cue stands between
+    mask = batch.reply[0, at : at + len(intent_ids) + 1 + len(reply)].tolist()
+    assert mask == [False] * (len(intent_ids) + 1) + [True] * len(reply)
+    assert [Kind(k) for k in batch.kind[0, at : at + len(intent_ids)].tolist()] == [Kind.QUESTION] * len(intent_ids)
+    assert not batch.decision[0, at : at + len(intent_ids)].any() and len(batch.row) == len(seat[0].beliefs)
 
 
 def test_an_intent_is_renamed_with_its_items() -> None:

@@ -119,7 +119,7 @@ def test_a_model_that_ignores_its_intent_learns_to_follow_it(tmp_path: Path) -> 
     intents = {each.index: [Intent(each.claim, rest(each.claim, each.counts))] * 2 for each in views}  # type: ignore[arg-type]
     policy, env = tiny_policy(), {"game": "dond", "style": "compact", "objective": 0.0, "split": "train"}
 
-    def told_apart() -> float:
+    def separation() -> float:
         """Measures how much likelier a message is under its intent than under the other, in nats."""
         found = 0.0
         for own, message in words.items():
@@ -130,11 +130,11 @@ def test_a_model_that_ignores_its_intent_learns_to_follow_it(tmp_path: Path) -> 
                 found += nats / 2 if claim == own else -nats / 2
         return found
 
-    before = told_apart()
+    before = separation()
     base = BaseConfig(data="human", learning_rate=1e-2, epochs=60, rows=8)
     ways = in_lessons("both", intents, lent, 0, share=1.0, first=True)
     learn(policy, base, env, str(tmp_path), len(views), lambda done, total: None, **ways)
-    assert abs(before) < 1.5 and told_apart() > before + 4
+    assert abs(before) < 1.5 and separation() > before + 4
 
 
 def test_nothing_is_borrowed_from_what_is_tested_and_a_kept_model_names_its_lessons(

@@ -21,7 +21,7 @@ from marl.rollout.games import env_maker
 from tests.human_dialogues import DATA, needs_data
 
 GAME = env_maker({"game": "dond", "style": "compact", "objective": 0.0, "split": "train"})
-TOLD = re.compile(r"me (\d+) books (\d+) hats (\d+) balls you (\d+) books (\d+) hats (\d+) balls\n")
+INTENT_LINE = re.compile(r"me (\d+) books (\d+) hats (\d+) balls you (\d+) books (\d+) hats (\d+) balls\n")
 POOL = re.compile(r"books (\d+) \d+ hats (\d+) \d+ balls (\d+) \d+ objective")
 
 
@@ -109,15 +109,15 @@ def shown(share: float, first: bool) -> Iterator[tuple[corpus.Steps, bool]]:
         return found
 
     add = ways["add"]
-    told: list[tuple[corpus.Steps, bool]] = []
+    shown_steps: list[tuple[corpus.Steps, bool]] = []
 
     def adding(view: HumanView, order: Triple, steps: list[corpus.Step]) -> corpus.Steps:
-        told.append((add(view, order, steps), lessons[-1]))
-        return told[-1][0]
+        shown_steps.append((add(view, order, steps), lessons[-1]))
+        return shown_steps[-1][0]
 
     base, rng = BaseConfig(data="human", deals_only=True), np.random.default_rng(3)
     corpus.recorded(str(DATA), "train", [GAME], base, rng, refuse=ways["refuse"], cut=noted, add=adding)
-    yield from told
+    yield from shown_steps
 
 
 @needs_data
@@ -133,7 +133,7 @@ def test_lessons_say_and_claim_what_their_intent_names() -> None:
         assert len(replies) == 2 and replies[-1] == len(steps) - 1
         said, claimed = (steps[place][1] for place in replies)
         message = said.removeprefix("[message] ").removesuffix(" [END]")
-        intents = [triples(steps[place - 1][1], TOLD) for place in replies]
+        intents = [triples(steps[place - 1][1], INTENT_LINE) for place in replies]
         assert intents[0] == intents[1] and all(steps[place - 1][0] == "tell" for place in replies)
         own, partner = intents[0]
         assert partner == rest(own, counts)

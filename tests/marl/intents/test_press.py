@@ -11,8 +11,8 @@ import torch
 from envs.core import TurnKind
 from envs.diplomacy.pure import CODES, HOMES, POWERS, N, Pure, order_text
 from marl.intents.orders import OrderReader, trees_of
-from marl.intents.press import Intent, Notes, Phase, Said, choices_of, stated, talk_view, truthful
-from marl.intents.press_training import annotate, order_rows, told
+from marl.intents.press import Intent, Notes, Phase, Utterance, choices_of, stated, talk_view, truthful
+from marl.intents.press_training import annotate, order_rows, with_intents
 from marl.model.tokens import Tokens
 from marl.types import Kind
 from tests.marl.intents.press_models import Obedient, played, speaker
@@ -44,7 +44,7 @@ def phase(**units: str) -> Phase:
     ],
 )
 def test_words_that_leave_no_doubt_state_both_orders(text: str, own: str, reader: str) -> None:
-    found = stated(Said("FRANCE", "GERMANY", text), phase())
+    found = stated(Utterance("FRANCE", "GERMANY", text), phase())
     assert found is not None
     assert (order_text(*found.own), order_text(*found.reader)) == (own, reader)
 
@@ -63,14 +63,16 @@ def test_words_that_leave_no_doubt_state_both_orders(text: str, own: str, reader
     ],
 )
 def test_other_words_state_nothing(text: str) -> None:
-    assert stated(Said("FRANCE", "GERMANY", text), phase()) is None
+    assert stated(Utterance("FRANCE", "GERMANY", text), phase()) is None
 
 
 def test_which_of_two_units_helps_is_not_stated() -> None:
     two = phase(PAR="FRANCE", BER="GERMANY", ROM="GERMANY")
-    assert stated(Said("FRANCE", "GERMANY", "please support PAR to CON ."), two) is None
-    assert stated(Said("GERMANY", "FRANCE", "please support BER to CON ."), two) is not None
-    assert stated(Said("GERMANY", "FRANCE", "please support ROM to CON ."), two) is None  # intents are of first units
+    assert stated(Utterance("FRANCE", "GERMANY", "please support PAR to CON ."), two) is None
+    assert stated(Utterance("GERMANY", "FRANCE", "please support BER to CON ."), two) is not None
+    assert (
+        stated(Utterance("GERMANY", "FRANCE", "please support ROM to CON ."), two) is None
+    )  # intents are of first units
 
 
 def test_an_intent_is_told_in_the_words_of_orders() -> None:
@@ -79,7 +81,7 @@ def test_an_intent_is_told_in_the_words_of_orders() -> None:
 
 
 def test_a_seat_notes_the_talk_and_orders_that_it_knows() -> None:
-    for episode, agent, notes in played().seats:
+    for episode, agent, notes in played().views:
         power = episode.facts["powers"][agent]
         assert notes.power == power
         own = [turn.message for turn in episode.turns if turn.agent == agent and turn.message]
@@ -112,7 +114,10 @@ def test_a_message_that_was_cut_is_noted_as_it_was_heard(reply: str, cut: int, h
     notes.to = "GERMANY"
     notes.say(reply)
     notes.read(f"cut {cut}\nGERMANY: ...\nGERMANY: no , sorry .\n")
-    assert notes.phases[-1].talk == [Said("FRANCE", "GERMANY", heard), Said("GERMANY", "FRANCE", "no , sorry .")]
+    assert notes.phases[-1].talk == [
+        Utterance("FRANCE", "GERMANY", heard),
+        Utterance("GERMANY", "FRANCE", "no , sorry ."),
+    ]
 
 
 def test_every_order_is_chosen_by_its_options() -> None:
@@ -125,7 +130,7 @@ def test_every_order_is_chosen_by_its_options() -> None:
 
 
 def test_a_phase_with_a_broken_promise_is_not_truthful() -> None:
-    said = Said("FRANCE", "GERMANY", "please support PAR to CON .")
+    said = Utterance("FRANCE", "GERMANY", "please support PAR to CON .")
     kept, broken = {PAR: MOVE, BER: BER * N + BER}, {PAR: HELP, BER: MOVE}
     state = phase().state
     assert truthful(Phase("", state, [said], kept)) and not truthful(Phase("", state, [said], broken))
@@ -134,7 +139,7 @@ def test_a_phase_with_a_broken_promise_is_not_truthful() -> None:
 
 # --- A planted model --------------------------------------------------------------------------------------------------
 def test_annotation_reads_the_words_and_not_what_was_ordered() -> None:
-    seats = [notes for players in ("careful", "mixture") for _, _, notes in played(players).seats]
+    seats = [notes for players in ("careful", "mixture") for _, _, notes in played(players).views]
     broken = 0
     for notes, phases in zip(seats, annotate(seats, Obedient(tokens())), strict=True):  # type: ignore[arg-type]
         for each, intents in zip(notes.phases, phases, strict=True):
@@ -148,7 +153,7 @@ def test_annotation_reads_the_words_and_not_what_was_ordered() -> None:
 
 
 def test_a_view_holds_the_talk_with_its_partner_alone() -> None:
-    _, _, notes = played().seats[0]
+    _, _, notes = played().views[0]
     whole = tokens().decode(talk_view(notes, notes.power, notes.phases, None, tokens()).stream.tokens)
     texts = {said: said.text for each in notes.phases for said in each.talk}
     assert all(text in whole for text in texts.values())
@@ -162,7 +167,7 @@ def test_a_view_holds_the_talk_with_its_partner_alone() -> None:
 
 # --- Probabilities of orders ------------------------------------------------------------------------------------------
 def test_probabilities_are_of_legal_orders_and_chains_of_both_choices() -> None:
-    reader, state, notes = OrderReader(speaker(), 512), phase().state, played().seats[0][2]
+    reader, state, notes = OrderReader(speaker(), 512), phase().state, played().views[0][2]
     view = talk_view(notes, notes.power, notes.phases[:1], None, reader.tokens)
     (probs,) = reader.probabilities([view.stream.tokens], [state], [range(N)])
     assert probs.shape == (N, CODES) and np.allclose(probs.sum(-1), 1)
@@ -201,8 +206,8 @@ def test_a_pair_is_read_alike_from_both_its_sides() -> None:
 
 def test_streams_are_read_alike_alone_and_together() -> None:
     reader = OrderReader(speaker(), 512, at_once=2)
-    state, notes = phase().state, played().seats[0][2]
-    streams = [talk_view(n, n.power, n.phases[:1], None, reader.tokens).stream.tokens for _, _, n in played().seats]
+    state, notes = phase().state, played().views[0][2]
+    streams = [talk_view(n, n.power, n.phases[:1], None, reader.tokens).stream.tokens for _, _, n in played().views]
     together = reader.probabilities(streams[:3], [state] * 3, [[PAR], [BER, CON], [LON]])
     (alone,) = reader.probabilities(streams[1:2], [state], [[BER, CON]])
     assert np.allclose(together[1], alone, atol=1e-6) and not together[1][PAR].any()
@@ -223,10 +228,10 @@ def test_rows_of_orders_hold_what_was_ordered_where_it_is_asked() -> None:
 
 
 def test_intents_stand_before_the_cue_and_move_all_that_follows() -> None:
-    episode, agent, notes = played().seats[0]
+    episode, agent, notes = played().views[0]
     own = [said for each in notes.phases for said in each.talk if said.speaker == notes.power]
     intents = [Intent((PAR, MOVE + i), (BER, MOVE)) for i in range(len(own))]
-    shown, _ = told(episode, agent, intents, tokens())
+    shown, _ = with_intents(episode, agent, intents, tokens())
     text = tokens().decode(shown.streams[agent].tokens)
     assert len(shown.streams[agent].kinds) == len(shown.streams[agent].tokens)
     for turn, was in zip(shown.turns, episode.turns, strict=True):

@@ -12,7 +12,7 @@ from envs.diplomacy.pure import HOMES, N
 from marl.common.errors import UserError
 from marl.intents import filters
 from marl.intents.agent import CiceroConfig, Parts
-from marl.intents.press import Notes, Said
+from marl.intents.press import Notes, Utterance
 from marl.intents.press_agent import Planner, PressAgent
 from marl.planning.press import PressConfig
 from marl.report.transcripts import episode_to_json
@@ -39,10 +39,10 @@ def agent(**settings: Any) -> PressAgent:
 def games(one: PressAgent, count: int = 2) -> list[Episode]:
     others = scripted("diplomacy", "careful", speaker().tokens)
 
-    def seat(game: Any, env: Any) -> dict[str, Any]:
+    def assign(game: Any, env: Any) -> dict[str, Any]:
         return {name: one if name == "player_2" else others for name in env.possible_agents}
 
-    return rollout(draw_games(5, 5, count=count), seat, env_maker(ENV), 2)
+    return rollout(draw_games(5, 5, count=count), assign, env_maker(ENV), 2)
 
 
 @cache
@@ -112,7 +112,7 @@ def test_where_all_draws_are_refused_nothing_is_sent() -> None:
 def test_words_that_make_the_planned_order_less_likely_betray_it() -> None:
     notes = Notes()
     notes.read("you FRANCE years 1 solo 4\nspring 1\nAUSTRIA VIE FRANCE PAR GERMANY BER TURKEY CON\n")
-    notes.phases[-1].talk.append(Said("FRANCE", "GERMANY", "please support PAR to CON ."))
+    notes.phases[-1].talk.append(Utterance("FRANCE", "GERMANY", "please support PAR to CON ."))
     planner = Planner(speaker(), 512, PLAN)
     planner.reader = Obedient(speaker().tokens)  # type: ignore[assignment]
     before, same, other = planner.agree(
@@ -125,7 +125,7 @@ def test_a_unit_of_ones_own_is_planned_with_all_that_was_said(monkeypatch: pytes
     """France has units in PAR and BER, and Turkey asked it for support: plans of both units know that."""
     notes = Notes()
     notes.read("you FRANCE years 1 solo 4\nspring 1\nAUSTRIA VIE FRANCE PAR BER TURKEY CON\n")
-    notes.phases[-1].talk.append(Said("TURKEY", "FRANCE", "please support CON to VIE ."))
+    notes.phases[-1].talk.append(Utterance("TURKEY", "FRANCE", "please support CON to VIE ."))
     planner, seen = Planner(speaker(), 512, PLAN), []
     planner.reader = Obedient(speaker().tokens)  # type: ignore[assignment]
     monkeypatch.setattr("marl.intents.press_agent.plan_order", lambda *given: seen.append(given))

@@ -205,10 +205,10 @@ class Counting(torch.optim.SGD):
 def test_epochs_and_minibatches_are_steps_and_rows_are_told() -> None:
     policy, batch = played()
     optimizer = Counting(policy.parameters(), lr=1e-3)
-    told: list[int] = []
+    reports: list[int] = []
     update(policy, None, batch, {"value": ValueLoss()}, optimizer, UpdateConfig(epochs=3, minibatches=4),
-           torch.Generator().manual_seed(0), told.append)  # fmt: skip
-    assert optimizer.steps == 12 and sum(told) == 3 * 24
+           torch.Generator().manual_seed(0), reports.append)  # fmt: skip
+    assert optimizer.steps == 12 and sum(reports) == 3 * 24
     update(policy, None, batch, {"value": ValueLoss()}, optimizer, UpdateConfig(minibatches=100), torch.Generator())
     assert optimizer.steps == 12 + 24  # no more minibatches than rows
     update(policy, None, batch, {"value": ValueLoss()}, optimizer, UpdateConfig(minibatches=10), torch.Generator())

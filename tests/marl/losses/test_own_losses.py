@@ -69,7 +69,7 @@ def test_a_term_may_work_with_any_of_the_outputs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("of", "told"),
+    ("of", "text"),
     [
         (lambda b, o: None, "NoneType"),
         (lambda b, o: (o.logprobs, None), r"Tensor \(12, \d+\) of torch\.float32 and NoneType"),
@@ -81,10 +81,10 @@ def test_a_term_may_work_with_any_of_the_outputs() -> None:
     ],
 )
 def test_a_term_that_returns_no_values_with_their_mask_is_refused(
-    of: Callable[[TokenBatch, Outputs], Any], told: str
+    of: Callable[[TokenBatch, Outputs], Any], text: str
 ) -> None:
     said = (
-        rf"^loss\.mine: Mine returned {told}\. Return values and a bool mask of the same shape: \(12, \d+\) for tokens"
+        rf"^loss\.mine: Mine returned {text}\. Return values and a bool mask of the same shape: \(12, \d+\) for tokens"
     )
     with pytest.raises(UserError, match=said):
         trained({"policy": TERMS["policy"], "mine": Mine(of)})
@@ -120,11 +120,11 @@ def infinite(batch: TokenBatch, outputs: Outputs) -> tuple[Tensor, Tensor]:
     return -1 / (outputs.entropy - outputs.entropy), batch.decision
 
 
-@pytest.mark.parametrize(("of", "told"), [(nan, "nan"), (infinite, "-inf")])
+@pytest.mark.parametrize(("of", "text"), [(nan, "nan"), (infinite, "-inf")])
 def test_a_term_that_is_not_finite_is_named_before_any_step(
-    of: Callable[[TokenBatch, Outputs], Any], told: str
+    of: Callable[[TokenBatch, Outputs], Any], text: str
 ) -> None:
-    said = rf"^loss\.bad: Mine returned {told}, not finite at \d+ of \d+ places. Mend the term, or lower "
+    said = rf"^loss\.bad: Mine returned {text}, not finite at \d+ of \d+ places. Mend the term, or lower "
     with pytest.raises(UserError, match=said):
         trained({"policy": TERMS["policy"], "bad": Mine(of)})
     trained({"policy": TERMS["policy"], "bad": Mine(of, weight=0.0)})
@@ -142,7 +142,7 @@ def test_a_model_that_is_not_finite_is_no_fault_of_the_term() -> None:
 
 
 @pytest.mark.parametrize(
-    ("of", "told"),
+    ("of", "text"),
     [
         (lambda b, o: (o.logprobs, b.replies), "AttributeError: 'TokenBatch' object has no attribute 'replies'"),
         (lambda b, o: (o.logprobs / [][0], b.reply), "IndexError: list index out of range"),
@@ -150,8 +150,8 @@ def test_a_model_that_is_not_finite_is_no_fault_of_the_term() -> None:
         (lambda b, o: (1 / 0 if o.entropy.any() else o.entropy, b.reply), "ZeroDivisionError: division by zero"),
     ],
 )
-def test_a_term_that_raises_is_named_with_its_line(of: Callable[[TokenBatch, Outputs], Any], told: str) -> None:
+def test_a_term_that_raises_is_named_with_its_line(of: Callable[[TokenBatch, Outputs], Any], text: str) -> None:
     with pytest.raises(UserError) as error:
         trained({"policy": TERMS["policy"], "bad": Mine(of)})
     line = of.__code__.co_firstlineno
-    assert str(error.value).startswith(f"loss.bad: Mine raised {told} ({__file__}, line {line}); ")
+    assert str(error.value).startswith(f"loss.bad: Mine raised {text} ({__file__}, line {line}); ")

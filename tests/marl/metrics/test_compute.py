@@ -53,9 +53,9 @@ def test_compute_is_counted_in_passes(settings: dict[str, Any], expected: list[f
     for share, known in ((0.5, False), (0.0, True)):  # also a partner's plans, if it plays
         cast = {"negotiator": {"player": "learner", "partner": "base+plan", "partners": share}}
         assert bool(token_passes({**settings, "cast": cast}, [*evaluations, *rows], {1: 5, 2: 5})) == known
-    told = {**settings, "algo": {"update": update, "intents": "runs/intents-both-s0"}}
+    with_intents = {**settings, "algo": {"update": update, "intents": "runs/intents-both-s0"}}
     spoken = {**settings, "cast": {"negotiator": {"player": "learner", "partner": "base+cicero", "partners": 0.5}}}
-    assert token_passes(told, rows, {1: 5, 2: 5}) == token_passes(spoken, rows, {1: 5, 2: 5}) == {}
+    assert token_passes(with_intents, rows, {1: 5, 2: 5}) == token_passes(spoken, rows, {1: 5, 2: 5}) == {}
     updates = [{**row, "loss/policy": 1.0} for row in rows]
     assert token_passes(settings, updates, {1: 5}) == {} != token_passes(settings, updates, {1: 5, 2: 5})
 

@@ -10,7 +10,7 @@ import torch
 from envs import dond_v0
 from envs.dond import environment as dond_environment
 from envs.dond.replies import MESSAGE
-from marl.metrics.drift import likelihood, retold, speech_likelihood, talk_drift
+from marl.metrics.drift import likelihood, replayed_rows, speech_likelihood, talk_drift
 from marl.metrics.negotiation import read_talk, talk_of
 from marl.metrics.talk import distinct_ngrams
 from marl.model.policy import Policy
@@ -40,7 +40,7 @@ def games(policy: Policy) -> list[Episode]:
 def test_a_game_told_again_is_the_stream_that_was_recorded(policy: Policy, games: list[Episode]) -> None:
     assert any(t.error for game in games for t in game.turns)  # corrections among them
     for game in games:
-        seats = retold(game, compact(), policy.tokens, ["mixture"])
+        seats = replayed_rows(game, compact(), policy.tokens, ["mixture"])
         assert [agent for _, agent in seats] == ["player_0", "player_1"]
         for again, agent in seats:
             own, stream = game.streams[agent], again.streams[agent]
@@ -50,7 +50,7 @@ def test_a_game_told_again_is_the_stream_that_was_recorded(policy: Policy, games
                 assert (a.reply_ids, a.start, a.body, a.message, a.error) == (
                     b.reply_ids, b.start, b.body, b.message, b.error,
                 )  # fmt: skip
-    assert retold(games[0], compact(), policy.tokens, ["nobody"]) == []
+    assert replayed_rows(games[0], compact(), policy.tokens, ["nobody"]) == []
 
 
 def test_a_model_that_knows_nothing_gives_each_token_the_same(policy: Policy, games: list[Episode]) -> None:
@@ -59,7 +59,7 @@ def test_a_model_that_knows_nothing_gives_each_token_the_same(policy: Policy, ga
     with torch.no_grad():
         for parameter in blank.lm.parameters():
             parameter.zero_()
-    seats = [seat for game in games for seat in retold(game, compact(), policy.tokens, ["mixture"])]
+    seats = [seat for game in games for seat in replayed_rows(game, compact(), policy.tokens, ["mixture"])]
     found = speech_likelihood(blank, seats)
     odds = math.log(policy.tokens.size - len(policy.tokens.unspeakable))
     for (episode, agent), (nats, words) in zip(seats, found.tolist(), strict=True):
@@ -73,7 +73,7 @@ def test_a_model_that_knows_nothing_gives_each_token_the_same(policy: Policy, ga
 
 def test_likelihood_of_speech_equals_a_naive_loop(policy: Policy, games: list[Episode]) -> None:
     """The loop sums each token's log-probability, one stream at a time."""
-    seats = retold(games[0], compact(), policy.tokens, ["mixture"])
+    seats = replayed_rows(games[0], compact(), policy.tokens, ["mixture"])
     found = speech_likelihood(policy, seats)
     for row, (episode, agent) in enumerate(seats):
         tokens = torch.tensor([episode.streams[agent].tokens])

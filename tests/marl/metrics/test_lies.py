@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from marl.common.errors import UserError
-from marl.metrics.lies import auroc, held_out_scores, lie_metrics, message_states, said
+from marl.metrics.lies import auroc, checked_messages, held_out_scores, lie_metrics, message_states
 from marl.types import Episode, Kind, Stream
 from tests.marl.episodes import meeting_game
 
@@ -60,11 +60,11 @@ class Reader:
         return torch.nn.functional.one_hot(tokens, 12).float()[..., : WIDTH + 4]
 
 
-def told(seed: int) -> Episode:
+def game_with_marks(seed: int) -> Episode:
     """`meeting_game` whose speakers end a false message on LIE and a true one on TRUTH, then an end marker."""
     game = meeting_game(seed)
     game = replace(game, facts={**game.facts, "height": 2})
-    false = {id(m.turn): m.false for m in said([game])}
+    false = {id(m.turn): m.false for m in checked_messages([game])}
     streams = {agent: Stream() for agent in game.players}
     turns = []
     for turn in game.turns:
@@ -80,9 +80,9 @@ def told(seed: int) -> Episode:
 
 
 def test_states_are_those_at_the_end_of_the_message() -> None:
-    games = [told(seed) for seed in range(20)]
+    games = [game_with_marks(seed) for seed in range(20)]
     policy: Any = Reader()
-    messages = said(games)
+    messages = checked_messages(games)
     assert [m.false for m in messages[:2]] == [False, True]  # Green tells of the kill; Red was not in lab
     states = message_states({"learner": policy, "base": policy}, [(games[m.game], m.turn) for m in messages])
     assert [int(state.argmax()) for state in states[:2]] == [TRUTH, LIE]
@@ -93,7 +93,7 @@ def test_states_are_those_at_the_end_of_the_message() -> None:
 
 
 def test_transcripts_hold_no_streams() -> None:
-    games = [replace(told(0), streams={})]
+    games = [replace(game_with_marks(0), streams={})]
     policy: Any = SimpleNamespace()
     with pytest.raises(UserError, match="no streams of tokens"):
         lie_metrics({"learner": policy, "base": policy}, games, np.random.default_rng(0))

@@ -14,7 +14,16 @@ from envs.dond.replies import proposal_text
 from envs.dond.rules import Triple, rest
 from envs.human_dond import HumanEnding, HumanView, read_split
 from marl.agents.scripted.dond_language import understand
-from marl.metrics.negotiation import Line, Talk, explicit, human_talk, inverted_figures, read_talk, talk_of, told_values
+from marl.metrics.negotiation import (
+    Line,
+    Talk,
+    explicit,
+    human_talk,
+    inverted_figures,
+    read_talk,
+    stated_values,
+    talk_of,
+)
 from marl.report.transcripts import episode_to_json
 from marl.rollout.games import env_maker, scripted
 from marl.rollout.rollout import everyone, rollout
@@ -77,7 +86,7 @@ def test_claims_about_own_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "told"),
+    ("message", "expected"),
     [
         ("the hats are worth 3 points to you", {}),
         ("you get 3 points for each hat", {}),
@@ -98,8 +107,8 @@ def test_claims_about_own_values() -> None:
         ("9 points", {}),
     ],
 )
-def test_what_is_told_of_own_values(message: str, told: dict[int, int]) -> None:
-    assert told_values(message) == told
+def test_what_is_told_of_own_values(message: str, expected: dict[int, int]) -> None:
+    assert stated_values(message) == expected
 
 
 def test_scripts_are_read_as_they_understand_each_other() -> None:
@@ -107,7 +116,7 @@ def test_scripts_are_read_as_they_understand_each_other() -> None:
     make_env = env_maker({"game": "dond", "style": "natural", "split": "all", "max_entries": 50})
     games = rollout(draw_games(5, count=150), everyone(scripted("dond", "mixture")), make_env, 150)
     messages = [(turn.message, game.facts["counts"]) for game in games for turn in game.turns if turn.message]
-    read = [told_values(message) for message, _ in messages]
+    read = [stated_values(message) for message, _ in messages]
     heard = [understand(*message).values for message in messages]
     assert read == [{item: value for item, value in enumerate(values) if value is not None} for values in heard]
     assert sum(map(bool, read)) > 100
@@ -189,7 +198,9 @@ def test_people_hardly_ever_invert() -> None:
     claims = [c for r in readings for c in r.claims]
     telling = [c for c in claims if c.telling]
     assert len(telling) > 0.7 * len(claims)
-    told = [value for r in readings for value in r.values]
-    assert len(told) > 20 and sum(v.true for v in told) > 0.75 * len(told) > 1.5 * sum(v.chance for v in told)
+    value_claims = [value for r in readings for value in r.values]
+    assert len(value_claims) > 20 and sum(v.true for v in value_claims) > 0.75 * len(value_claims) > 1.5 * sum(
+        v.chance for v in value_claims
+    )
     assert sum(c.inverted for c in telling) / len(telling) < 0.06
     assert sum(c.claim == c.table for c in telling) / len(telling) > 0.5

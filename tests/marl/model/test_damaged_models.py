@@ -161,8 +161,8 @@ def test_a_policy_whose_weights_are_not_finite_is_refused(
     last = max(tensors)
     tensors[last] = tensors[last].clone()
     tensors[last].view(-1)[-1] = number
-    told = tried(whole, policy, lambda folder: save_file(tensors, folder / name, {"format": "pt"}))
-    assert f"the weights in {last} are not all finite" in told
+    error = tried(whole, policy, lambda folder: save_file(tensors, folder / name, {"format": "pt"}))
+    assert f"the weights in {last} are not all finite" in error
     with pytest.raises(UserError, match=f"the weights in {last} are not all finite"):
         check_finite(tensors, "here")
 
@@ -233,8 +233,8 @@ def test_a_broken_download_is_refused(model: Path) -> None:
 def test_quantised_weights_are_refused_by_name(quantised: dict[str, Any], model: Path) -> None:
     with_setting("config.json", "quantization_config", quantised)(model)
     method = quantised.get("quant_method", "")
-    told = f" ({method!r})" if method else ""
-    assert f"its weights are quantised{told}, which is not read here" in refused(model)
+    method_shown = f" ({method!r})" if method else ""
+    assert f"its weights are quantised{method_shown}, which is not read here" in refused(model)
     with pytest.raises(UserError, match="its weights are quantised"):  # before they are loaded
         load_config(str(model))
     with_setting("config.json", "quantization_config", None)(model)

@@ -123,9 +123,11 @@ def test_lessons_train_listening_alone(tmp_path: Path, monkeypatch: pytest.Monke
     assert true == [False, True, False, False]
     assert roles == {"crewmate", "imposter"}, "what imposters do would drift"
     assert any(not torch.equal(a, b) for a, b in zip(plain.parameters(), both.parameters(), strict=True))
-    told = [line for line in said if line.startswith("lesson")]
-    missed = [line for line in told if "1 steps, not below until=0.001: it listens less well than intended" in line]
-    assert len(missed) == 1 and all(line.endswith(" steps") for line in told if line not in missed)
+    lesson_lines = [line for line in said if line.startswith("lesson")]
+    missed = [
+        line for line in lesson_lines if "1 steps, not below until=0.001: it listens less well than intended" in line
+    ]
+    assert len(missed) == 1 and all(line.endswith(" steps") for line in lesson_lines if line not in missed)
     count = len(steps)
     paid = {**ENV, "shaping": 0.2, "loser_reward": -1.0}  # nobody reads of it
     again, folder = base_policy(MODEL, small(lessons=LESSONS, vary=VARY), paid, cache=tmp_path, report=said.append)
@@ -173,8 +175,8 @@ def test_a_lesson_ends_once_it_is_learned(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(fitting, "update", note)
     monkeypatch.setattr(fitting, "collate", lambda seats, weights, **_: None)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    told = fit(None, iter([[]] * 50), 40, BaseConfig(warmup=0.1), {}, optimizer, lambda done: None, until=0.95)  # type: ignore[arg-type]
-    assert told == (12, pytest.approx(0.85))
+    fitted = fit(None, iter([[]] * 50), 40, BaseConfig(warmup=0.1), {}, optimizer, lambda done: None, until=0.95)  # type: ignore[arg-type]
+    assert fitted == (12, pytest.approx(0.85))
     assert rates == [0.25, 0.5, 0.75] + [1.0] * (len(rates) - 3) and len(rates) == 12
 
 
@@ -213,11 +215,11 @@ def test_a_context_that_some_views_outgrow_is_said(tmp_path: Path, monkeypatch: 
     base_policy(replace(MODEL, context=260), small(), ENV, cache=tmp_path, report=said.append)
     share = sum(length > 260 for length in lengths) / len(lengths)
     assert 0 < share <= 0.5
-    told = [line for line in said if "is shorter than" in line]
+    warnings = [line for line in said if "is shorter than" in line]
     expected = (
         f"model.context=260 is shorter than {share:.1%} of the views of scripted games (up to {max(lengths)} tokens)"
     )
-    assert [line.partition(":")[0] for line in told] == [expected]
+    assert [line.partition(":")[0] for line in warnings] == [expected]
 
 
 def test_a_human_base_is_measured_on_so_many_held_out_dialogues(
@@ -283,11 +285,11 @@ def few(*path: int, count: int) -> list[Game]:
     return draw_games(*path, count=min(count, 8))
 
 
-def begin(cache: Path, told: Connection) -> None:
+def begin(cache: Path, pipe: Connection) -> None:
     """Begins to make the base, says so, and never goes on."""
 
     def report(line: str) -> None:
-        told.send(line)
+        pipe.send(line)
         time.sleep(600)
 
     base_policy(MODEL, BASE, ENV, cache=cache, report=report)
@@ -302,7 +304,7 @@ def test_another_process_goes_on_if_the_one_that_trains_the_base_dies(
     cache, (here, there) = tmp_path / "cache", multiprocessing.Pipe()
     other = multiprocessing.get_context("fork").Process(target=begin, args=(cache, there), daemon=True)
     other.start()
-    told = here.recv()
+    message = here.recv()
     said: list[str] = []
     seen: list[list[Path]] = []  # of the cache, while the other process is at work
 
@@ -313,7 +315,7 @@ def test_another_process_goes_on_if_the_one_that_trains_the_base_dies(
             other.kill()
 
     policy, folder = base_policy(MODEL, BASE, ENV, cache=cache, report=report)
-    assert folder is not None and told == f"training the base model on scripted games (once; kept in {folder})"
+    assert folder is not None and message == f"training the base model on scripted games (once; kept in {folder})"
     assert said[0] == f"waiting for another process, which is making {folder}" and seen == [[]]
     assert [line.startswith("training the base") for line in said[1:-1]] == [True]
     other.join(120)

@@ -39,14 +39,14 @@ def test_phases_are_those_of_the_game(style: str, monkeypatch: pytest.MonkeyPatc
     transcript = episode_to_json(episode)
     powers = transcript["facts"]["powers"]
     phases = phases_of(transcript)
-    told = []
+    entries = []
     for phase in phases:
         for number, to in phase.addressees.items():
             turn = transcript["turns"][number]
-            told.append(f"{powers[turn['agent']]} to {to}: {turn['message']}")
+            entries.append(f"{powers[turn['agent']]} to {to}: {turn['message']}")
         for power, orders in phase.orders.items():
-            told.append(f"{phase.name} {power}: {', '.join(order for order, _ in orders)}")
-    assert told == env.transcript and any(" to " in line for line in told)
+            entries.append(f"{phase.name} {power}: {', '.join(order for order, _ in orders)}")
+    assert entries == env.transcript and any(" to " in line for line in entries)
     assert sorted(n for phase in phases for n in phase.turns) == list(range(len(transcript["turns"])))
     assert {a: phases[-1].centres[power] for a, power in powers.items()} == episode.outcome["centres"]
     assert phases[0].title == "Spring 1901, moves" and not phases[-1].turns

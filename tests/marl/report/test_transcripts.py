@@ -221,16 +221,16 @@ def test_the_story_of_any_game_ends_as_the_game_did(settings: dict[str, object])
     seen = dict.fromkeys(("kills", "discussions", "ejections"), 0)
     for game in games:
         transcript = episode_to_json(game)
-        told = story_of(transcript)
-        meetings = [chapter for chapter in told if isinstance(chapter, Meeting)]
-        kills = [deed for c in told if isinstance(c, Moves) for deed in c.deeds if deed.act is Act.KILL]
+        replayed = story_of(transcript)
+        meetings = [chapter for chapter in replayed if isinstance(chapter, Meeting)]
+        kills = [deed for c in replayed if isinstance(c, Moves) for deed in c.deeds if deed.act is Act.KILL]
         counted = {
             "kills": len(kills),
             "discussions": len(meetings),
             "ejections": sum(bool(meeting.ejected) for meeting in meetings),
         }
         assert counted == {name: game.outcome[name] for name in counted}
-        ends = fates(game.facts["names"].values(), told)
+        ends = fates(game.facts["names"].values(), replayed)
         alive = {agent: ends[name] == "alive" for agent, name in game.facts["names"].items()}
         assert alive == game.outcome["alive"]
         assert all(meeting.reports for meeting in meetings)

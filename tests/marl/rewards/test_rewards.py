@@ -134,14 +134,14 @@ def test_questions_add_up_and_are_compared_with_themselves() -> None:
 
 def test_a_message_that_changes_nothing_was_heard_all_the_same() -> None:
     """The first message counts as heard though the listener's belief stays below the floor of log-probabilities."""
-    told = episode(
+    unheard_game = episode(
         [turn("a", 1, "hello"), turn("a", 3, "it is c"), turn("a", 5, "bye")],
         [belief("b", 1, 1e-6), belief("b", 2, 2e-6), belief("b", 4, 0.1)],
     )
     reward = SpeakingReward(of="log_probability")
-    assert [len(each) for each in reward.changes(told)] == [1, 1, 0]
-    np.testing.assert_allclose(reward(told), [0.0, np.log(0.1 / FLOOR), 0.0])
-    np.testing.assert_allclose(belief_changes(told, "log_probability"), [0.0, np.log(0.1 / FLOOR), np.nan])
+    assert [len(each) for each in reward.changes(unheard_game)] == [1, 1, 0]
+    np.testing.assert_allclose(reward(unheard_game), [0.0, np.log(0.1 / FLOOR), 0.0])
+    np.testing.assert_allclose(belief_changes(unheard_game, "log_probability"), [0.0, np.log(0.1 / FLOOR), np.nan])
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_reward_of_ones_own_may_be_any_list_of_numbers_and_is_named_if_it_rais
 
 
 @pytest.mark.parametrize(
-    ("returned", "told"),
+    ("returned", "shown"),
     [
         ([1.0, 2.0], "[1.0, 2.0] of shape (2,)"),
         (0.5, "0.5 of shape ()"),
@@ -206,9 +206,9 @@ def test_a_reward_of_ones_own_may_be_any_list_of_numbers_and_is_named_if_it_rais
     ],
     ids=repr,
 )
-def test_what_is_no_number_for_each_turn_is_refused(returned: Any, told: str) -> None:
+def test_what_is_no_number_for_each_turn_is_refused(returned: Any, shown: str) -> None:
     with pytest.raises(UserError) as error:
         add_rewards([TALK], {"game": GameReward(scale=1.0), "mine": Returns(returned)})
     assert str(error.value) == (
-        f"reward.mine: returned {told}. Return finite numbers of shape (3,), one for each turn."
+        f"reward.mine: returned {shown}. Return finite numbers of shape (3,), one for each turn."
     )

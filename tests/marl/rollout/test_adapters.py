@@ -56,10 +56,10 @@ def play(agents: Mapping[str, Agent], iteration: int) -> list[Episode]:
     games = draw_games(iteration, GAMES, count=2 * len(PAIRS))
     pairs = {game.seed: PAIRS[i % len(PAIRS)] for i, game in enumerate(games)}
 
-    def seat(game: Game, env: Any) -> Mapping[str, Agent]:
+    def assign(game: Game, env: Any) -> Mapping[str, Agent]:
         return dict(zip(env.possible_agents, (agents[name] for name in pairs[game.seed]), strict=True))
 
-    return add_rewards(rollout(games, seat, DOND, len(games)), REWARDS)
+    return add_rewards(rollout(games, assign, DOND, len(games)), REWARDS)
 
 
 @torch.no_grad()

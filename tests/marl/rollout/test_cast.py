@@ -26,7 +26,7 @@ from marl.model.policy import Policy
 from marl.rewards import Reward
 from marl.rewards.game import GameReward
 from marl.rewards.speaking import SpeakingReward
-from marl.rollout.cast import OFF, Seats, by_role, cast_settings, learners_of, players_of, seats_per_player
+from marl.rollout.cast import OFF, RoleConfig, by_role, cast_settings, learners_of, players_of, seats_per_player
 from marl.rollout.games import env_maker, scripted
 from marl.rollout.seeds import GAMES, Game, draw_games
 from marl.storage.checkpoint import optimizer_tensors
@@ -44,7 +44,7 @@ def named(*names: str) -> dict[str, Agent]:
     return agents
 
 
-def casts(cast: Mapping[str, Seats], env: Any, games: Sequence[Game]) -> list[dict[str, str]]:
+def casts(cast: Mapping[str, RoleConfig], env: Any, games: Sequence[Game]) -> list[dict[str, str]]:
     """Names of the players by seat, for each of the games."""
     seated = by_role(cast, named(*players_of(cast)))
     found = []
@@ -64,7 +64,7 @@ def test_partners_have_their_share_of_the_games_and_every_seat_its_turn(
     partners: float, counts: dict[int, float]
 ) -> None:
     games = draw_games(0, GAMES, count=1000)
-    held = casts({"negotiator": Seats(partners=partners)}, DOND(), games)
+    held = casts({"negotiator": RoleConfig(partners=partners)}, DOND(), games)
     assert all(set(seats) == {"player_0", "player_1"} for seats in held)
     found = Counter(list(seats.values()).count("base") for seats in held)
     assert set(found) == set(counts)
@@ -76,7 +76,7 @@ def test_partners_have_their_share_of_the_games_and_every_seat_its_turn(
 
 
 def test_the_same_game_has_the_same_cast() -> None:
-    cast = {"crewmate": Seats(partners=1.5), "imposter": Seats("base", "random", 0.5)}
+    cast = {"crewmate": RoleConfig(partners=1.5), "imposter": RoleConfig("base", "random", 0.5)}
     games = draw_games(2, GAMES, count=200)
     once = casts(cast, AMONG_US(), games)
     assert once == casts(cast, AMONG_US(), games)
@@ -92,37 +92,40 @@ def test_the_same_game_has_the_same_cast() -> None:
 @pytest.mark.parametrize(
     ("cast", "most"),
     [
-        ({"crewmate": Seats(partners=1), "imposter": Seats("base")}, {"learner": 3, "base": 2}),
-        ({"crewmate": Seats(partners=1.25), "imposter": Seats("rival")}, {"learner": 3, "base": 2, "rival": 1}),
-        ({"crewmate": Seats(partners=4), "imposter": Seats("rival", "base", 0.5)},
+        ({"crewmate": RoleConfig(partners=1), "imposter": RoleConfig("base")}, {"learner": 3, "base": 2}),
+        ({"crewmate": RoleConfig(partners=1.25), "imposter": RoleConfig("rival")},
+         {"learner": 3, "base": 2, "rival": 1}),
+        ({"crewmate": RoleConfig(partners=4), "imposter": RoleConfig("rival", "base", 0.5)},
          {"learner": 0, "base": 5, "rival": 1}),
     ],
 )  # fmt: skip
-def test_seats_per_player_are_the_most_that_it_holds_in_a_game(cast: dict[str, Seats], most: dict[str, int]) -> None:
+def test_seats_per_player_are_the_most_that_it_holds_in_a_game(
+    cast: dict[str, RoleConfig], most: dict[str, int]
+) -> None:
     assert seats_per_player(cast, AMONG_US()) == most
     held = [Counter(seats.values()) for seats in casts(cast, AMONG_US(), draw_games(3, GAMES, count=100))]
     assert {name: max(seats[name] for seats in held) for name in most} == most
 
 
 def test_who_plays_and_who_learns() -> None:
-    cast = {"crewmate": Seats("rival", "random", 0.5), "imposter": Seats("learner", "base", 0)}
+    cast = {"crewmate": RoleConfig("rival", "random", 0.5), "imposter": RoleConfig("learner", "base", 0)}
     assert players_of(cast) == ["rival", "random", "learner"]  # a partner of no game is nobody
     assert learners_of(cast) == ["learner", "rival"]
-    assert learners_of({"negotiator": Seats("scripted", "rival", 0.5)}) == ["rival"]
+    assert learners_of({"negotiator": RoleConfig("scripted", "rival", 0.5)}) == ["rival"]
 
 
 def test_every_role_of_the_game_has_its_seats() -> None:
     with pytest.raises(UserError, match=r"roles crewmate; the game's are crewmate, imposter"):
-        seats_per_player({"crewmate": Seats()}, AMONG_US())
+        seats_per_player({"crewmate": RoleConfig()}, AMONG_US())
 
 
 def test_evaluation_may_have_a_cast_of_its_own() -> None:
     cast = cast_of({"negotiator": {"player": "learner", "partner": "base", "partners": 0.5}})
-    assert cast == {"negotiator": Seats("learner", "base", 0.5)}
-    assert EvalConfig().seating(cast) == cast
-    assert EvalConfig(cast={"negotiator": {"partners": 0}}).seating(cast) == {"negotiator": Seats()}
-    with pytest.raises(UserError, match=r"eval\.cast\.negotiator\.friend is no setting of Seats"):
-        EvalConfig(cast={"negotiator": {"friend": "base"}}).seating(cast)
+    assert cast == {"negotiator": RoleConfig("learner", "base", 0.5)}
+    assert EvalConfig().evaluation_cast(cast) == cast
+    assert EvalConfig(cast={"negotiator": {"partners": 0}}).evaluation_cast(cast) == {"negotiator": RoleConfig()}
+    with pytest.raises(UserError, match=r"eval\.cast\.negotiator\.friend is no setting of RoleConfig"):
+        EvalConfig(cast={"negotiator": {"friend": "base"}}).evaluation_cast(cast)
     with pytest.raises(UserError, match=r"cast\.negotiator\.partners=some: must be a number"):
         cast_of({"negotiator": {"partners": "some"}})
 
@@ -137,7 +140,7 @@ CONFIG = PPOConfig(
     iterations=1, games=16, concurrency=16, max_new_tokens=2, context=32,
     update=UpdateConfig(learning_rate=3e-3, minibatches=2),
 )  # fmt: skip
-APART = {"speaker": Seats("learner"), "listener": Seats("rival")}
+APART = {"speaker": RoleConfig("learner"), "listener": RoleConfig("rival")}
 Snapshot = dict[str, dict[str, Tensor]]
 
 
@@ -159,7 +162,7 @@ def frozen(policy: Policy, name: str = "base") -> ModelAgent:
 
 def train(
     learners: Sequence[Learner],
-    cast: Mapping[str, Seats],
+    cast: Mapping[str, RoleConfig],
     config: PPOConfig = CONFIG,
     opponents: Mapping[str, Agent] | None = None,
 ) -> tuple[list[Snapshot], list[dict[str, float]], list[Episode]]:
@@ -186,14 +189,14 @@ def test_two_learn_at_once_as_each_would_beside_the_other_frozen() -> None:
     )
 
     speaker, listener = learner("learner", 0), learner("rival", 1)
-    cast = {"speaker": Seats("learner"), "listener": Seats("base")}
+    cast = {"speaker": RoleConfig("learner"), "listener": RoleConfig("base")}
     (alone,), (own,), _ = train([speaker], cast, opponents={"base": frozen(hint_policy(1))})
     assert identical(both["learner"], alone["learner"])
     assert not identical(both["learner"], state(learner("learner", 0)))
     for name, value in own.items():
         assert name.startswith(("speed/", "time/", "rollout/")) or metrics[name] == value, name
 
-    cast = {"speaker": Seats("base"), "listener": Seats("rival")}
+    cast = {"speaker": RoleConfig("base"), "listener": RoleConfig("rival")}
     (alone,), (own,), _ = train([listener], cast, opponents={"base": frozen(hint_policy(0))})
     assert identical(both["rival"], alone["rival"])
     assert not identical(both["rival"], state(learner("rival", 1)))
@@ -234,7 +237,7 @@ class Spoiled:
 
 
 def test_nothing_that_a_frozen_player_records_is_learned_from() -> None:
-    cast = {"speaker": Seats("learner", "base", 0.5), "listener": Seats("learner", "base", 0.5)}
+    cast = {"speaker": RoleConfig("learner", "base", 0.5), "listener": RoleConfig("learner", "base", 0.5)}
     config = replace(CONFIG, iterations=2)
     plain, _, episodes = train([learner("learner", 0)], cast, config, {"base": frozen(hint_policy(1))})
     spoiled, _, _ = train([learner("learner", 0)], cast, config, {"base": Spoiled(frozen(hint_policy(1)))})
@@ -245,21 +248,21 @@ def test_nothing_that_a_frozen_player_records_is_learned_from() -> None:
 
 
 def test_past_selves_hold_the_partners_seats() -> None:
-    cast = {"crewmate": Seats(partners=1), "imposter": Seats("rival", "random", 0.5, pool=4)}
+    cast = {"crewmate": RoleConfig(partners=1), "imposter": RoleConfig("rival", "random", 0.5, pool=4)}
     assert players_of(cast) == ["learner", "base", "rival", "past_rival"]
     assert seats_per_player(cast, AMONG_US()) == {"learner": 3, "base": 1, "rival": 1, "past_rival": 1}
     held = casts(cast, AMONG_US(), draw_games(1, 1, count=400))
     share = sum("past_rival" in of_game.values() for of_game in held) / len(held)
     assert share == pytest.approx(0.5, abs=0.08)
-    same = casts({**cast, "imposter": Seats("rival", "random", 0.5)}, AMONG_US(), draw_games(1, 1, count=400))
+    same = casts({**cast, "imposter": RoleConfig("rival", "random", 0.5)}, AMONG_US(), draw_games(1, 1, count=400))
     turned = [{agent: {"past_rival": "random"}.get(name, name) for agent, name in of_game.items()} for of_game in held]
     assert turned == same  # nobody else changes seats
 
 
 def test_evaluation_is_without_past_selves_and_nothing_is_written_of_what_is_off() -> None:
-    pooled = Seats("rival", "random", 0.5, pool=4, pick="wins")
-    assert pooled.without_pool() == Seats("rival", "random", 0.0)
-    assert Seats("rival", "random", 0.5).without_pool() == Seats("rival", "random", 0.5)
-    assert EvalConfig().seating({"imposter": pooled}) == {"imposter": Seats("rival", "random", 0.0)}
-    assert cast_settings(Seats()) == {"player": "learner", "partner": "base", "partners": 0.0}
-    assert OFF.items() <= vars(Seats()).items() and cast_settings(pooled)["pool"] == 4
+    pooled = RoleConfig("rival", "random", 0.5, pool=4, pick="wins")
+    assert pooled.without_pool() == RoleConfig("rival", "random", 0.0)
+    assert RoleConfig("rival", "random", 0.5).without_pool() == RoleConfig("rival", "random", 0.5)
+    assert EvalConfig().evaluation_cast({"imposter": pooled}) == {"imposter": RoleConfig("rival", "random", 0.0)}
+    assert cast_settings(RoleConfig()) == {"player": "learner", "partner": "base", "partners": 0.0}
+    assert OFF.items() <= vars(RoleConfig()).items() and cast_settings(pooled)["pool"] == 4

@@ -98,13 +98,13 @@ def planted(order: str, trust: float = 0.7, rounds: int = 1) -> tuple[Episode, d
     turns: list[Turn] = []
     beliefs: list[Belief] = []
     answers: dict[str, dict[str, str]] = {}
-    step, agents, told = 0, {power: agent for agent, power in env.facts["powers"].items()}, False
+    step, agents, spoken = 0, {power: agent for agent, power in env.facts["powers"].items()}, False
     while True:
         for agent, info in infos.items():
             for question in info["questions"]:
                 k = len(question.candidates)
                 probs = np.full(k, 1 / k)
-                if told:
+                if spoken:
                     probs = np.full(k, (1 - trust) / (k - 1))
                     probs[question.candidates.index("-ROM")] = trust
                 beliefs.append(Belief(agent, "power", step, 0, question, probs))
@@ -112,19 +112,19 @@ def planted(order: str, trust: float = 0.7, rounds: int = 1) -> tuple[Episode, d
         if not env.agents:
             break
         replies = {}
-        told = False
+        spoken = False
         for agent, seen in observations.items():
             options: Sequence[str] = seen["options"]
             mine = agent == agents["FRANCE"]
             if seen["turn"] == TurnKind.SPEAK:
-                replies[agent], told = f"i will move to ROM {END}", True
+                replies[agent], spoken = f"i will move to ROM {END}", True
             elif NOBODY in options:
                 replies[agent] = "GERMANY" if mine else NOBODY
             elif options:
                 replies[agent] = order if mine and order in options else options[0]
         observations, _, _, _, infos = env.step(replies)
         for agent, reply in replies.items():
-            kind = TurnKind.SPEAK if told else TurnKind.CHOOSE
+            kind = TurnKind.SPEAK if spoken else TurnKind.CHOOSE
             turns.append(Turn(agent, "power", step, kind, reply, message=infos[agent]["message"]))
         step += 1
     known = [(b, b.question.answered(answers[b.listener])) for b in beliefs]

@@ -489,7 +489,7 @@ def test_any_text_as_a_reply_leaves_the_game_standing(text: str, policies: dict[
 
 
 def test_progress_is_told_in_every_round_also_where_no_game_ended() -> None:
-    told: list[int] = []
+    progress: list[int] = []
     script = scripted("dond", "")
-    rollout(draw_games(9, 9, count=3), everyone(script), COMPACT, 2, told.append)
-    assert sum(told) == 3 and told.count(0) >= 3, told
+    rollout(draw_games(9, 9, count=3), everyone(script), COMPACT, 2, progress.append)
+    assert sum(progress) == 3 and progress.count(0) >= 3, progress

@@ -191,10 +191,10 @@ def test_the_optimiser_comes_back_to_the_bit(kind: str, tmp_path: Path) -> None:
         assert not same(policy, fresh)
 
 
-def resume(folder: Path, told: list[str] | None = None) -> tuple[dict[str, Any] | None, Policy]:
-    """The state and policy of the newest whole checkpoint; `told` gets what is said of damaged ones."""
+def resume(folder: Path, reports: list[str] | None = None) -> tuple[dict[str, Any] | None, Policy]:
+    """The state and policy of the newest whole checkpoint; `reports` gets what is said of damaged ones."""
     policy = hint_policy(0)
-    newest = newest_checkpoint(folder, (told if told is not None else []).append)
+    newest = newest_checkpoint(folder, (reports if reports is not None else []).append)
     return load_training(newest, by_name(policy)), policy
 
 
@@ -264,13 +264,13 @@ def without_a_line(path: Path) -> None:
     ],
 )
 def test_a_damaged_newest_is_reported_and_the_one_before_it_used(name: str, damage: Any, tmp_path: Path) -> None:
-    policies, told = saved(tmp_path, 3), list[str]()
+    policies, reports = saved(tmp_path, 3), list[str]()
     damage(tmp_path / "iteration-000003" / name)
-    state, policy = resume(tmp_path, told)
+    state, policy = resume(tmp_path, reports)
     assert state == {"iteration": 2} and same(policy, policies[1])
-    assert len(told) == 1 and "iteration-000003" in told[0] and "going back" in told[0]
-    assert name in told[0] or name == "checksums.json"  # a wrong sum speaks against the file that it is of
-    assert damage is not without_a_line or "does not list learner.safetensors" in told[0]
+    assert len(reports) == 1 and "iteration-000003" in reports[0] and "going back" in reports[0]
+    assert name in reports[0] or name == "checksums.json"  # a wrong sum speaks against the file that it is of
+    assert damage is not without_a_line or "does not list learner.safetensors" in reports[0]
 
 
 def test_nothing_is_loaded_from_nothing_and_if_all_are_damaged_all_are_reported(tmp_path: Path) -> None:
@@ -279,11 +279,11 @@ def test_nothing_is_loaded_from_nothing_and_if_all_are_damaged_all_are_reported(
     saved(tmp_path, 2)
     for path in tmp_path.iterdir():
         flip(path / "learner.safetensors")
-    told: list[str] = []
-    state, policy = resume(tmp_path, told)
-    assert state is None and len(told) == 2 and same(policy, hint_policy(0))
-    assert told[0].endswith("; going back to the checkpoint before it")
-    assert told[1].endswith("; no checkpoint is left, and the run begins anew")
+    reports: list[str] = []
+    state, policy = resume(tmp_path, reports)
+    assert state is None and len(reports) == 2 and same(policy, hint_policy(0))
+    assert reports[0].endswith("; going back to the checkpoint before it")
+    assert reports[1].endswith("; no checkpoint is left, and the run begins anew")
 
 
 def test_remains_of_checkpoints_after_a_kill_are_deleted(tmp_path: Path) -> None:

@@ -70,9 +70,9 @@ def play(seed: int, crew: str, imposter: str, **rules: Any) -> Played:
     while env.agents:
         replies = {}
         living = int(env.state()[:, 2].sum())
-        for agent, told in observations.items():
-            game.texts.append(told["text"])
-            for event in read(told["text"], env.style):
+        for agent, view in observations.items():
+            game.texts.append(view["text"])
+            for event in read(view["text"], env.style):
                 if isinstance(event, Look):
                     if resumed:
                         visited[agent], seen[agent] = set(), set()
@@ -82,11 +82,11 @@ def play(seed: int, crew: str, imposter: str, **rules: Any) -> Played:
                     seen[agent] |= {(name, event.room) for name in around} | set(event.leaving)
                 elif isinstance(event, Killed) and event.victim:
                     killings[agent].add((event.killer, event.victim))
-            if told["turn"] == TurnKind.WAIT:
-                players[agent].observe(told["text"])
+            if view["turn"] == TurnKind.WAIT:
+                players[agent].observe(view["text"])
                 continue
-            reply = replies[agent] = players[agent].reply(told["text"], told["options"])
-            if told["turn"] == TurnKind.SPEAK:
+            reply = replies[agent] = players[agent].reply(view["text"], view["options"])
+            if view["turn"] == TurnKind.SPEAK:
                 role = infos[agent]["role"]
                 game.talk.append(Talk(names[agent], role, reply, visited[agent], seen[agent], killings[agent], living))
             elif reply.startswith("kill"):
@@ -95,7 +95,7 @@ def play(seed: int, crew: str, imposter: str, **rules: Any) -> Played:
         observations, _, _, _, infos = env.step(replies)
         resumed = any(info["entry"] == "vote" for info in infos.values())
         assert not any(info["error"] for info in infos.values())
-        assert not any(" cut" in told["text"] or "was cut" in told["text"] for told in observations.values())
+        assert not any(" cut" in view["text"] or "was cut" in view["text"] for view in observations.values())
     game.outcome = infos["player_0"]["outcome"]
     return game
 
@@ -108,8 +108,8 @@ def random_games() -> tuple[Tokens, list[str], list[str]]:
     """A tokenizer of the words of random games, what was said in them, and what was told."""
     games = [played(seed, "random", "random") for seed in range(15)]
     said = [talk.text for game in games for talk in game.talk]
-    told = [text for game in games for text in game.texts if text]
-    return Tokens(train_tokenizer([*said, *told], COMPACT_TOKENS, 1024)), said, told
+    texts = [text for game in games for text in game.texts if text]
+    return Tokens(train_tokenizer([*said, *texts], COMPACT_TOKENS, 1024)), said, texts
 
 
 def examples() -> list[Statement]:
@@ -265,23 +265,23 @@ def test_each_step_of_the_ladder_votes_on_more() -> None:
         " at bridge pink out blue galley out green lab body orange",
         " meeting red found orange at bridge living red blue green pink",
     )
-    told = (*near, f" green says i saw blue kill orange {END}")
+    heard = (*near, f" green says i saw blue kill orange {END}")
     votes = {
-        name: Counter(ladder(name, seed, *told).reply(" vote", options) for seed in range(30))
+        name: Counter(ladder(name, seed, *heard).reply(" vote", options) for seed in range(30))
         for name in among_us.LADDER
     }
     assert len(votes["witness"]) == 3  # it saw no kill
     assert set(votes["detective"]) == {"pink"} and set(votes["confidant"]) == {"blue"}
 
 
-TOLD = tuple(float(name in ("Pink", "Blue")) for name in NAMES)
+PRIVILEGED = tuple(float(name in ("Pink", "Blue")) for name in NAMES)
 
 
 @pytest.mark.parametrize("name", list(among_us.ORACLES))
 def test_an_oracle_knows_whatever_it_sees_and_hears(name: str) -> None:
     player = make_player(name, 0, "crewmate")
     assert isinstance(player, among_us.Oracle)
-    player.know(TOLD)
+    player.know(PRIVILEGED)
     for text in (*KILL_SEEN, f" green says i saw green kill orange {END}"):
         player.observe(text)
     assert player.reply("", ["go_south", "wait", "report_orange", "go_east"]) == "report_orange"
@@ -357,8 +357,8 @@ def test_what_care_is_worth(crew: str, imposter: str, low: float, high: float) -
 
 
 def test_compact_texts_are_one_token_a_word_and_recorded_choices_one_token() -> None:
-    tokens, said, told = random_games()
-    for text in (*told[:500], *said):
+    tokens, said, texts = random_games()
+    for text in (*texts[:500], *said):
         assert len(tokens.encode(text)) == len(text.split()), text
     agent = TextAgent("random", lambda seed, role: make_player("random", seed, role), tokens)
     text = " grid 2 2 imposters 1 players red blue green pink you red crewmate tasks lab at bridge blue green pink"

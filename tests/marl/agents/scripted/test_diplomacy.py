@@ -16,8 +16,8 @@ from marl.agents.scripted.diplomacy import (
     MIXTURE,
     OFFER,
     TEMPERAMENTS,
+    Meaning,
     Power,
-    Said,
     make_player,
     say,
     understand,
@@ -50,9 +50,9 @@ def test_what_is_said_is_understood() -> None:
     for act in _FORMS:
         for _ in range(20):
             said = understand(say(act, rng, "PAR", "BER"))
-            assert said == (Said(act, "PAR", "BER") if act in (ASK, OFFER) else Said(act))
-    assert understand("whatever") == understand("") == Said()
-    assert understand("I will support your army PAR to BER, friend") == Said(OFFER, "PAR", "BER")
+            assert said == (Meaning(act, "PAR", "BER") if act in (ASK, OFFER) else Meaning(act))
+    assert understand("whatever") == understand("") == Meaning()
+    assert understand("I will support your army PAR to BER, friend") == Meaning(OFFER, "PAR", "BER")
 
 
 @pytest.mark.parametrize("map_name", ["pure", "standard_france_austria", "standard"])
@@ -75,7 +75,9 @@ def test_readers_of_all_styles_know_the_same() -> None:
         while env.agents:
             reader.read(observations["player_0"]["text"])
             orders = {(o.power, o.place, o.verb, o.target, o.dest) for o in reader.orders}
-            found.append((reader.power, reader.year, reader.kind, reader.units, reader.centres, orders, reader.told))
+            found.append(
+                (reader.power, reader.year, reader.kind, reader.units, reader.centres, orders, reader.orders_phase)
+            )
             # Options of all styles stand in one order, but a hold that is supported comes first in each.
             replies = {a: seen["options"][int(rng.random() * len(seen["options"]))] if seen["options"] else ""
                        for a, seen in observations.items()}  # fmt: skip
@@ -113,7 +115,7 @@ def promised(name: str, seed: int) -> str | None:
     player.liking["ENGLAND"], player.liking["GERMANY"] = 2.0, 0.0
     if player.reply("ENGLAND: please support LON to BER .\nto?\n", TO) != "ENGLAND":
         return None
-    if understand(player.reply("say ENGLAND:\n", ()).removesuffix(" [END]")) != Said(OFFER, "LON", "BER"):
+    if understand(player.reply("say ENGLAND:\n", ()).removesuffix(" [END]")) != Meaning(OFFER, "LON", "BER"):
         return None
     first = player.reply("PAR?\n", FIRST)
     return first if first != "+LON" else first + player.reply("", ("H", "-BER"))

@@ -118,8 +118,8 @@ def test_a_split_survives_whatever_stands_around_it(
     rng = Random(seed)
     mine = rng.choice(allocations(counts))
     item, value = rng.randrange(3), rng.randrange(11)
-    ask, told = say_split(mine, counts, rng, terse=terse), say_value(item, value, rng)
-    said = f"{lead} {told} , {ask}" if ask.endswith("?") else f"{lead} {ask} , {told}"
+    ask, statement = say_split(mine, counts, rng, terse=terse), say_value(item, value, rng)
+    said = f"{lead} {statement} , {ask}" if ask.endswith("?") else f"{lead} {ask} , {statement}"
     heard = understand(said, counts)
     assert heard.share == mine, said
     assert heard.values[item] == value and sum(v is not None for v in heard.values) == 1, said

@@ -21,11 +21,11 @@ from marl.intents.agent import (
     ACTION,
     PARTS,
     CiceroConfig,
+    IntentConditionedAgent,
     Parts,
-    ToldAgent,
+    intent_conditioned_agent,
     intent_in,
     thoughts_of,
-    told_agent,
 )
 from marl.intents.draws import Draw
 from marl.intents.measure import followed
@@ -40,7 +40,7 @@ from marl.metrics.messages import message_metrics
 from marl.model.policy import Policy
 from marl.planning.intents import IntentConfig
 from marl.rewards.game import GameReward
-from marl.rollout.cast import Seats
+from marl.rollout.cast import RoleConfig
 from marl.rollout.games import env_maker
 from marl.rollout.resampling import resample
 from marl.rollout.rollout import everyone, rollout
@@ -56,18 +56,21 @@ HOW = CiceroConfig(plan=IntentConfig(iterations=3))
 LIMITS: dict[str, Any] = {"games": 3, "concurrency": 3, "max_new_tokens": 24, "context": 1024}
 
 
-def told(arm: str = "both", temperature: float = 0.5, slots: int = 6) -> ToldAgent:
+def intent_agent(arm: str = "both", temperature: float = 0.5, slots: int = 6) -> IntentConditionedAgent:
     policy = negotiator()
     parts = Parts(arm, policy, policy, None)
     unfiltered = CiceroConfig(nonsense=0.0, candidates=1, draws=1, plan=HOW.plan)
     limits = {"slots": slots, "context": 1024, "max_new_tokens": 24, "temperature": temperature}
-    return ToldAgent("told", parts, unfiltered, "dond", **limits)
+    return IntentConditionedAgent("told", parts, unfiltered, "dond", **limits)
 
 
 @cache
 def played() -> tuple[Episode, ...]:
     """Games of a learner that is told intents with one that isn't."""
-    agent, plain = told(), ModelAgent("plain", negotiator(), slots=4, context=1024, max_new_tokens=24, temperature=0.5)
+    agent, plain = (
+        intent_agent(),
+        ModelAgent("plain", negotiator(), slots=4, context=1024, max_new_tokens=24, temperature=0.5),
+    )
     cast = {"player_0": agent, "player_1": plain}
     return tuple(rollout(draw_games(5, 5, count=3), lambda game, env: cast, SHORT, 3))
 
@@ -115,7 +118,7 @@ def test_what_was_sampled_under_an_intent_is_what_is_scored() -> None:
 
 def test_resampled_messages_are_drawn_under_the_same_intents() -> None:
     """`repeat` plans again what was planned; otherwise another stream would be continued."""
-    agent = told()
+    agent = intent_agent()
     episodes = rollout(draw_games(9, 9, count=2), everyone(agent), SHORT, 3)
     again = resample(episodes, SHORT, {"told": agent}, {"told"}, 2)
     assert any(turn.instead for episode in again for turn in episode.turns)
@@ -124,7 +127,10 @@ def test_resampled_messages_are_drawn_under_the_same_intents() -> None:
 
 def test_what_messages_tell_of_values_is_not_measured_under_intents() -> None:
     """Streams under other values would hold other intents, so such measures (`talk/said`) are left out."""
-    agents = {"told": told(), "plain": ModelAgent("plain", negotiator(), slots=4, context=1024, max_new_tokens=24)}
+    agents = {
+        "told": intent_agent(),
+        "plain": ModelAgent("plain", negotiator(), slots=4, context=1024, max_new_tokens=24),
+    }
     settings = {"game": "dond", "style": "compact", "objective": 1.0, "max_entries": 6}
     found, _, effects = message_metrics(played(), settings, agents, {"told"}, 1)
     assert effects and not any(name.startswith(("talk/said", "talk/heard", "talk/claim/")) for name in found)
@@ -134,7 +140,7 @@ def test_what_messages_tell_of_values_is_not_measured_under_intents() -> None:
 def test_the_same_message_again_is_believed_as_it_was(arm: str) -> None:
     """A message drawn again at temperature 0 is the same, and so are the beliefs after it. Both players' intents stand
     in the streams."""
-    agent = told(arm, temperature=1e-6, slots=24)
+    agent = intent_agent(arm, temperature=1e-6, slots=24)
     episodes = rollout(draw_games(7, 7, count=12), everyone(agent), SHORT, 12)
     said = 0
     for episode in resample(episodes, SHORT, {"told": agent}, {"told"}, 1):
@@ -155,7 +161,7 @@ def test_training_moves_the_learner_and_not_the_action_model(tmp_path: Path) -> 
     learner = Learner("learner", policy, negotiator(), make_optimizer(policy, UpdateConfig(learning_rate=1e-2)))
     seen: list[Episode] = []
     training = Training(
-        [learner], "dond", SHORT, {"negotiator": Seats("learner")}, {}, {"game": GameReward(weight=1.0)},
+        [learner], "dond", SHORT, {"negotiator": RoleConfig("learner")}, {}, {"game": GameReward(weight=1.0)},
         {"policy": PolicyLoss(weight=1.0), "value": ValueLoss(weight=0.5)}, Seeds(0, None, 0),
         lambda number, found, episodes: seen.extend(episodes),
     )  # fmt: skip
@@ -168,14 +174,14 @@ def test_training_moves_the_learner_and_not_the_action_model(tmp_path: Path) -> 
 def test_without_intents_the_player_is_a_plain_one() -> None:
     learner = Learner("learner", negotiator(), None, torch.optim.SGD(negotiator().parameters(), lr=0.0))
     training = Training(
-        [learner], "dond", SHORT, {"negotiator": Seats("learner")}, {}, {}, {}, Seeds(0, None, 0), lambda *a: None
+        [learner], "dond", SHORT, {"negotiator": RoleConfig("learner")}, {}, {}, {}, Seeds(0, None, 0), lambda *a: None
     )  # fmt: skip
     assert type(player(learner, training, PPOConfig(**LIMITS))) is ModelAgent
 
 
 def test_a_folder_whose_model_reads_no_intents_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is told no intent"):
-        told_agent("t", negotiator(), PlayConfig(**LIMITS), 2, 1.0, folder_of(tmp_path, "state"), HOW)
+        intent_conditioned_agent("t", negotiator(), PlayConfig(**LIMITS), 2, 1.0, folder_of(tmp_path, "state"), HOW)
 
 
 def test_what_follows_intents_in_games_is_counted_item_by_item() -> None:
