@@ -201,7 +201,7 @@ class Bench:
         uniform = np.full((len(slots), steps), 0.5)
 
         def write(calls: int) -> None:
-            """Makes `steps` passes a call. Nothing is read into the slots first: what they hold does not matter to speed."""
+            """Makes `steps` passes a call, behind whatever the slots hold: it does not matter to speed."""
             for _ in range(calls):
                 engine.lengths[slots] = start
                 if steps > 1:
