@@ -200,7 +200,7 @@ def test_training_says_after_each_iteration_which_seats_were_lost(capsys: pytest
     """A learner could otherwise play beside a silent partner to the end without anybody noticing."""
     chat = SimpleNamespace(lost=[((0, "player_0"), Lost.BUSY), ((1, "player_0"), Lost.BUSY)])
     parts: dict[str, Any] = dict.fromkeys((field.name for field in fields(AfterIteration)), None)
-    after = AfterIteration(**{**parts, "work": SimpleNamespace(chat=chat), "told": 0})
+    after = AfterIteration(**{**parts, "work": SimpleNamespace(chat=chat), "reported": 0})
     for reason in (None, Lost.STATUS):
         chat.lost += [((2, "player_0"), reason)] if reason else []
         after.tell_lost()

@@ -26,6 +26,7 @@ from experiments.setup.players import (
 from experiments.setup.spec import run_spec
 from experiments.setup.work import Work
 from experiments.studies import conditions, crossplay, drift, intents
+from experiments.studies.talkers import table_row
 from marl.agents.model import PlayConfig
 from marl.algorithms.ppo import PPOConfig
 from marl.common.errors import UserError
@@ -150,11 +151,11 @@ def test_memory_of_talkers_follows_their_draws_and_counts_their_action_model(pla
     limits, folder = PPOConfig(max_new_tokens=24, cicero=CiceroConfig(draws=200)), Path(player.removesuffix(CICERO))
     learner, weights = {"learner": negotiator().lm.config}, size_of(negotiator().lm.config, limits.context).weights
     slots, models = player_slots(cast, table, limits, learner)
-    assert [(each.seats, each.more) for each in slots] == [(1, 0), (1, 237), (0, 160)] and models == 2 * weights
+    assert [(each.per_game, each.more) for each in slots] == [(1, 0), (1, 237), (0, 160)] and models == 2 * weights
     slots, models = player_slots(
         {"negotiator": RoleConfig("learner")}, table, replace(limits, intents=str(folder)), learner
     )
-    assert [(each.seats, each.more) for each in slots] == [(2, 38), (0, 160)] and models == weights
+    assert [(each.per_game, each.more) for each in slots] == [(2, 38), (0, 160)] and models == weights
 
 
 @pytest.mark.parametrize(("kind", "game", "slots"), [
@@ -468,7 +469,7 @@ def test_a_figure_says_whose_messages_it_is_about(whose: str, tmp_path: Path, mo
         ("all", "game/score"),
         ("all", "intent/items"),
     ]
-    rows = [intents.table_row(arm, metric, [rate([True])]) for arm, metric in metrics]
+    rows = [table_row(arm, metric, [rate([True])]) for arm, metric in metrics]
     intents.draw(rows, tmp_path / "figure.svg")
     panels = (f"perplexity of {whose} messages", "stated split is the intent's", "score")  # generated ones alone
     assert drawn == {panel: [row] for panel, row in zip(panels, rows, strict=False)}
@@ -480,7 +481,7 @@ def test_intervals_of_shares_end_at_0_and_1() -> None:
     names += [f"{intents.REFUSED}{name}" for name in ("unfinished", *ORDER)]
     for metric in ("intent/items", "intent/items/annotated", *names):
         assert wording(metric).label != metric
-        row = intents.table_row("arm", metric, [rate([True] * 9 + [False]), rate([True] + [False] * 9)])
+        row = table_row("arm", metric, [rate([True] * 9 + [False]), rate([True] + [False] * 9)])
         assert (row.mean, row.low, row.high) == (0.5, 0.0, 1.0)
 
 
