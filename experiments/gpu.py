@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,8 @@ def main(cfg: DictConfig) -> None:
 
 def machine() -> dict[str, Any]:
     """Returns what a figure depends on: card, versions and commit."""
-    return {"hardware": hardware(), "torch": torch.__version__, "git_commit": git_commit()}
+    versions = {name: version(name) for name in ("torch", "transformers")}
+    return {"hardware": hardware(), "versions": versions, "git_commit": git_commit()}
 
 
 def read(path: Path, here: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -146,7 +146,7 @@ class GenerateAgent:
         A question beside the stream takes a row of its own.
         """
         rows: list[list[int]] = []
-        due = []  # seat, candidates, row, and the place in it counted from its end
+        due = []  # state, candidates, row, and the place in it counted from its end
         for state in states:
             tokens, whole = state.view.stream.tokens, len(rows)
             rows.append(tokens)

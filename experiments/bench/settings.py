@@ -36,7 +36,8 @@ class Point:
 
     def __str__(self) -> str:
         words = f"{self.vocab} words, " if self.vocab else ""
-        return f"{self.games} games, context {self.context}, width {self.width}, {words}{self.dtype}"
+        shape = f"layers {self.layers}, width {self.width}"
+        return f"{self.games} games, context {self.context}, {shape}, {words}{self.dtype}"
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ def check_job(config: DictConfig, files: Callable[..., DictConfig]) -> None:
 
 
 def check_critic_is_there(config: DictConfig, files: Callable[..., DictConfig]) -> None:
-    """Refuses values for the critic's loss where there is no critic: two run names would mean the same run.
+    """Refuses values for the critic's loss where PPO has no critic: two run names would mean the same run.
 
     Files may have such values, since they serve all learners.
     """

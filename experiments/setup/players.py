@@ -111,33 +111,33 @@ def bare(name: str) -> str:
     return name.removesuffix(SUFFIX).removesuffix(CICERO)
 
 
-def action_model(name: str, told: Path | None = None) -> Path | None:
-    """Returns the folder of the model that plans for a player, if it is there. `told`: see `caches_of`."""
-    found: Any = bare(name) if name.endswith(CICERO) else told or intent_settings_of(name).get("intents")
+def action_model(name: str, intents_folder: Path | None = None) -> Path | None:
+    """Returns the folder of the model that plans for a player, if it is there. `intents_folder`: see `caches_of`."""
+    found: Any = bare(name) if name.endswith(CICERO) else intents_folder or intent_settings_of(name).get("intents")
     return Path(found) / ACTION if found and (Path(found) / ACTION).is_dir() else None
 
 
-def more_slots(name: str, cicero: CiceroConfig, told: Path | None = None) -> tuple[int, int]:
+def more_slots(name: str, cicero: CiceroConfig, intents_folder: Path | None = None) -> tuple[int, int]:
     """Returns how many cache slots a player takes beside those of its seats, to weigh claims or to draw messages: of
-    its own model, and of the one that plans for it. `told`: see `caches_of`."""
+    its own model, and of the one that plans for it. `intents_folder`: see `caches_of`."""
     if name.endswith(CICERO):
         return TALKERS.get(str(read_card(policy_folder(name)).get("game")), CiceroAgent).more_slots(cicero)
-    if action_model(name, told):
+    if action_model(name, intents_folder):
         return IntentConditionedAgent.more_slots(cicero)
     return SLOTS if name.endswith(SUFFIX) else 0, 0
 
 
 def caches_of(
-    name: str, config: PreTrainedConfig, context: int, seats: int, cicero: CiceroConfig, told: Path | None = None,
-    **how: Any,
+    name: str, config: PreTrainedConfig, context: int, seats: int, cicero: CiceroConfig,
+    intents_folder: Path | None = None, **how: Any,
 ) -> list[Slots]:  # fmt: skip
     """Returns the caches of a language model's player and of the model that plans for it.
 
-    `told`: the folder of the intents that this learner is told (`algo.intents`). `how`: see `Slots.of`.
+    `intents_folder`: the folder of the intents that this learner reads (`algo.intents`). `how`: see `Slots.of`.
     """
-    own, planning = more_slots(name, cicero, told)
+    own, planning = more_slots(name, cicero, intents_folder)
     found = [Slots.of(config, context, seats, own, **how)]
-    if action := action_model(name, told):
+    if action := action_model(name, intents_folder):
         dtype = player_dtype(str(action))
         found.append(Slots.of(player_config(str(action)), context, 0, planning, dtype=dtype))
     return found
@@ -472,12 +472,12 @@ def player_slots(
         if run or known in configs:
             config = player_config(name) if run else configs[known]
             weights = player_dtype(name) if run else dtype
-            told = intents_of(limits) if name in LEARNERS else None
+            intents_folder = intents_of(limits) if name in LEARNERS else None
             caches += caches_of(
-                name, config, limits.context, count, cicero_of(limits), told, bf16=limits.play_bf16,
+                name, config, limits.context, count, cicero_of(limits), intents_folder, bf16=limits.play_bf16,
                 games=limits.games, dtype=weights,
             )  # fmt: skip
-            action = action_model(name, told)
+            action = action_model(name, intents_folder)
             runs += [name] * run + [str(action)] * (action is not None)
             past += size_of(config, limits.context, weights).weights * name.startswith(PAST)
     return caches, past + bytes_of_players(runs, limits.context, held)

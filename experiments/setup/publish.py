@@ -264,7 +264,8 @@ def compare_again(folder: Path, suffix: str, out: Path) -> None:
             for run in read_curves(folder / f"curves{suffix}.csv.gz")
         ]
         game = game_of({row["metric"] for row in csv_rows(folder / f"per_seed{suffix}.csv.gz")})
-    write_equal_compute(game, runs, out / name)
+    if equal_compute(runs):  # else the curves lack costs, and the published file stays
+        write_equal_compute(game, runs, out / name)
 
 
 # --- Names ------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@
 Each finished run plays batches of games as it did in training, once with the policy that it ended with and once with
 its base; nothing is learned. Messages are drawn anew in the place of each (`rollout/resampling.py`), and the gradient
 of the policy loss is computed from the same games with `reward.speaking.baseline=before` and `=resampled`: of the
-speaking reward's part of the messages alone, and of everything that the run is paid for.
+speaking reward's part of the messages alone, and of the game's and the speaking reward together.
 
 Written: `gradients.csv`, for each policy, part and baseline the signal-to-noise ratio of a batch with the jackknife's
 95 % interval over batches; the ratio of both, `gain`; and what the drawn messages cost in seconds beside play and
@@ -53,6 +53,7 @@ from marl.storage.folder import finished_run, git_commit
 
 SPEAKING = "speaking"
 PARTS = (SPEAKING, "all")  # whose gradient: the speaking reward's part of the messages; the game's and speaking's
+TERMS = {"game": "marl.rewards.game.GameReward", SPEAKING: "marl.rewards.speaking.SpeakingReward"}
 
 
 @dataclass(frozen=True)
@@ -109,9 +110,15 @@ def main(cfg: DictConfig) -> None:
 def subjects_of(run: Path) -> list[Subject]:
     """Returns a run's base and its end. UserError for a run that has no policy gradient, or no speaking reward."""
     settings, _ = finished_run(run)
-    if settings["algo"].get("kind") != "ppo" or not settings["reward"].get(SPEAKING):
-        raise UserError(f"{run}: it did not learn by algo=ppo with reward.speaking. Select other runs.")
-    start, end = Stage(0, base_folder(run)), end_of(run, learners_of(cast_of(settings["cast"]))[0])
+    algo, cast = settings["algo"], cast_of(settings["cast"])
+    own = {name: term for name, term in settings["reward"].items() if term}
+    if algo.get("kind") != "ppo" or {name: term["_target_"] for name, term in own.items()} != TERMS:
+        raise UserError(f"{run}: it did not learn by algo=ppo from reward.game and reward.speaking. Select other runs.")
+    if len(learners_of(cast)) > 1 or any(role.pool for role in cast.values()) or algo.get("intents"):
+        raise UserError(f"{run}: gradients are measured of one learner, without past selves or intents. Select others.")
+    if settings["model"].get("lora"):
+        raise UserError(f"{run}: gradients of adapters (model.lora) are not measured. Select other runs.")
+    start, end = Stage(0, base_folder(run)), end_of(run, learners_of(cast)[0])
     return [Subject(run, settings, "base", start), Subject(run, settings, "trained", end)]
 
 

@@ -12,7 +12,7 @@ from marl.types import Belief, Kind, Stream
 
 @dataclass
 class TextAgentState:
-    """One seat: its player, and what is recorded of it."""
+    """What an agent keeps of a seat: its player, and what is recorded of it."""
 
     player: Player
     role: str

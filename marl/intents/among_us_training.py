@@ -35,7 +35,7 @@ from marl.rollout.rollout import everyone, rollout
 from marl.rollout.seeds import draw_games
 from marl.types import Belief, Episode
 
-GAMES, ORDER, INTENTS = 121, 122, 123  # parts of the seed
+GAMES, ORDER, MIXED = 121, 122, 123  # parts of the seed
 ALONE = 8  # passes of a lesson in votes over views alone
 HALF = 0.5  # share of the views that a dialogue model reads without intents
 
@@ -150,7 +150,7 @@ def dialogue_model(
     policy = copy.deepcopy(action)
 
     def draw(epoch: int) -> list[Row]:
-        rng = np.random.default_rng([base.seed, INTENTS, epoch])
+        rng = np.random.default_rng([base.seed, MIXED, epoch])
         return dialogue_rows(games, intents_of(annotated), policy.tokens, rng)
 
     learn(policy, draw, base, progress)

@@ -153,12 +153,12 @@ def action_model(
 
 # --- Annotation -------------------------------------------------------------------------------------------------------
 @torch.no_grad()
-def annotate(seats: Sequence[Notes], reader: OrderReader) -> list[list[list[Intent | None]]]:
+def annotate(views: Sequence[Notes], reader: OrderReader) -> list[list[list[Intent | None]]]:
     """Intents of each seat's own messages, by phase: the orders of author and reader that are likeliest in their views
     of their talk with each other, up to and including the message. None where one of them has no unit."""
     streams, states, places, where = [], [], [], []
     found: list[list[list[Intent | None]]] = []
-    for s, notes in enumerate(seats):
+    for s, notes in enumerate(views):
         found.append([])
         for number, phase in enumerate(notes.phases):
             found[s].append([])
@@ -201,11 +201,10 @@ def dialogue_model(
     start: Policy, played: Played, reader: OrderReader, base: BaseConfig, progress: Progress = lambda done, total: None
 ) -> tuple[Policy, dict[str, float]]:
     """Trains the dialogue model. Returns it with counts of what it learned from."""
-    seats = played.views
-    intents = annotate([notes for _, _, notes in seats], reader)
+    intents = annotate([notes for _, _, notes in played.views], reader)
     rows = [
         with_intents(episode, agent, [each for phase in own for each in phase], start.tokens)
-        for (episode, agent, _), own in zip(seats, intents, strict=True)
+        for (episode, agent, _), own in zip(played.views, intents, strict=True)
     ]
     policy = learn_rows(start, rows, base, base.losses(), progress)
     return policy, {"seats": len(rows), "messages": sum(len(phase) for own in intents for phase in own)}

@@ -188,9 +188,9 @@ def read_talk(talk: Talk) -> Reading:
         if not measured:
             continue
         messages.append(line.message)
-        values_stated = stated_values(line.message)
-        understood += bool(heard.share is not None or values_stated or heard.accepts or heard.rejects or heard.asks)
-        for item, value in values_stated.items():
+        own = stated_values(line.message)
+        understood += bool(heard.share is not None or own or heard.accepts or heard.rejects or heard.asks)
+        for item, value in own.items():
             chance = sum(vector[item] == value for vector in possible) / len(possible)
             values.append(ValueClaim(seat, item, value, talk.values[seat][item] == value, chance))
     return Reading(tuple(messages), understood, tuple(values), tuple(claims))

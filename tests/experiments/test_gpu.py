@@ -83,7 +83,7 @@ def test_a_failed_check_leaves_the_rest_unrun(
     assert {name: (stage["state"], stage["said"]) for name, stage in found.items()} == {
         "check: sampler and trainer": ("failed", "RuntimeError: no kernel image is available"),
         "check: bfloat16": ("unrun", "it has no bfloat16"),
-        "speed: 2 games, context 256, width 32, float32": ("unrun", ""),
+        "speed: 2 games, context 256, layers 1, width 32, float32": ("unrun", ""),
         "speed: baselines": ("unrun", ""),
         "learning": ("unrun", ""),
     }
@@ -138,7 +138,8 @@ def test_a_point_that_fails_or_is_cut_off_starves_no_other(tmp_path: Path, monke
     monkeypatch.setattr(gpu, "timed", machine)
     widths = ("32", "64", "96", "128")
     asked = ("checks=[]", f"points=[{', '.join(POINT.replace('32', width) for width in widths)}]", "baseline_games=1")
-    names = [*(f"speed: 2 games, context 256, width {width}, float32" for width in widths), gpu.BASELINES, "learning"]
+    speeds = (f"speed: 2 games, context 256, layers 1, width {width}, float32" for width in widths)
+    names = [*speeds, gpu.BASELINES, "learning"]
 
     def states() -> list[tuple[str, str]]:
         found = stages(tmp_path, *asked)
