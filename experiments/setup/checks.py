@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from experiments.launch.overrides import named
+from experiments.setup.config import losses_of
 from experiments.setup.players import check_whole_claims
 from marl.agents.chat import CHAT
 from marl.algorithms.rl_pikl import RLPiklConfig
@@ -147,20 +148,30 @@ def check_learners(spec: RunSpec) -> None:
 def check_job(config: DictConfig, files: Callable[..., DictConfig]) -> None:
     """Refuses values of a job that do not go with the files that it chooses. `config`, `files`: see `check_arm`."""
     check_arm(config, files)
-    check_critic_is_there(config, files)
+    check_losses_are_taken(config, files)
 
 
-def check_critic_is_there(config: DictConfig, files: Callable[..., DictConfig]) -> None:
-    """Refuses values for the critic's loss where PPO has no critic: two run names would mean the same run.
+def check_losses_are_taken(config: DictConfig, files: Callable[..., DictConfig]) -> None:
+    """Refuses values for a loss that the learner does not take: two run names would mean the same run.
 
     Files may have such values, since they serve all learners.
     """
-    given, of_files = named(config), named(files())
-    estimator = given.get("algo.advantage", "gae")
-    for name, value in given.items() if estimator != "gae" else ():
-        if name.startswith("loss.value.") and of_files.get(name) != value:
+    of_files = named(files())
+    values = {name: value for name, value in named(config).items() if of_files.get(name) != value}
+    changed = {name: name.split(".")[1] for name in values if name.count(".") > 1 and name.startswith("loss.")}
+    if not changed:
+        return
+    settings: Any = {part: OmegaConf.to_container(config[part], resolve=True) for part in ("loss", "algo")}
+    taken = losses_of(settings)
+    estimator = settings["algo"].get("advantage", "gae")
+    learner, other = (
+        (f"algo={settings['algo']['kind']}", "algo=ppo") if estimator == "gae"
+        else (f"algo.advantage={estimator}, which has no critic,", "algo.advantage=gae")
+    )  # fmt: skip
+    for name, loss in changed.items():
+        if settings["loss"][loss] is not None and loss not in taken:
             raise UserError(
-                f"{name}={value}: algo.advantage={estimator} has no critic. Leave it out, or take algo.advantage=gae."
+                f"{name}={values[name]}: {learner} does not take loss.{loss}. Leave it out, or take {other}."
             )
 
 

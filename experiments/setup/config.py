@@ -12,10 +12,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from marl.common.errors import LARGEST, UserError, check_range, check_sizes, check_temperature
 from marl.common.secrets import redacted
-from marl.losses import READS
+from marl.losses import READS, Loss, needs, with_parts
 from marl.rollout.cast import RoleConfig
 
 T = TypeVar("T")
+# Parts of a batch that a learner does not make; losses that need them are dropped.
+LACKS = {"filtered_bc": ("advantages", "returns", "samples"), "pikl": ("advantages",)}
 WORDS = {float: "a number", int: "a whole number", bool: "true or false", str: "text"}
 
 
@@ -78,6 +80,15 @@ def cast_of(settings: Mapping[str, Any], where: str = "cast") -> dict[str, RoleC
 def terms(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Builds the named terms of `reward` or `loss`, each from its `_target_`. A term that is null is left out."""
     return {name: _term(fields, where, name) for name, fields in settings.items() if fields is not None}
+
+
+def losses_of(settings: Mapping[str, Any]) -> dict[str, Loss]:
+    """Builds the losses that this learner can take."""
+    losses = with_parts(terms(settings["loss"], "loss"))
+    lacks = LACKS.get(settings["algo"]["kind"], ())
+    if settings["algo"].get("advantage", "gae") != "gae":  # no critic
+        lacks = ("returns",)
+    return {name: loss for name, loss in losses.items() if not any(needs(loss, what) for what in lacks)}
 
 
 def _term(fields: Any, where: str, name: str) -> Any:

@@ -182,7 +182,7 @@ def data_files(
     """Header and lines of the csv files beside the tables, by name. `names`: the table's metrics."""
     bases, interval = base_names(runs), ("mean", "low", "high")
     drawn = [m for m in CURVES if any(m in row for run in runs for row in run.curves)]
-    files: dict[str, tuple[tuple[str, ...], Iterable[Sequence[Any]]]] = {
+    return {
         # each run's own figures, with intervals over its games
         "per_seed.csv.gz": (
             ("arm", "seed", "metric", *interval, "games"),
@@ -230,7 +230,6 @@ def data_files(
             ],
         ),
     }
-    return files
 
 
 def write_equal_compute(game: str, runs: Sequence[Run], path: Path) -> None:

@@ -22,7 +22,7 @@ from experiments.setup.checks import (
     check_losses,
     check_rewards,
 )
-from experiments.setup.config import EvalConfig, SeedsConfig, cast_of, make, plain, terms
+from experiments.setup.config import EvalConfig, SeedsConfig, cast_of, losses_of, make, plain, terms
 from experiments.setup.players import one_run
 from marl.agents.chat import CHAT, ChatAgent, ChatConfig, check_nothing_secret, known_secrets
 from marl.algorithms.filtered_bc import FilteredBCConfig
@@ -32,7 +32,7 @@ from marl.common.errors import UserError, check_choices, check_length, check_tex
 from marl.common.files import digest
 from marl.common.secrets import hidden
 from marl.intents.agent import CiceroConfig
-from marl.losses import Loss, needs, with_parts
+from marl.losses import Loss
 from marl.model.lora import AdapterConfig
 from marl.planning.planner import PlannerConfig
 from marl.pretraining.config import BaseConfig, ModelConfig
@@ -44,8 +44,6 @@ from marl.storage.folder import ELSEWHERE
 
 Algo = PPOConfig | FilteredBCConfig | RLPiklConfig
 ALGOS: dict[str, type[Algo]] = {"ppo": PPOConfig, "filtered_bc": FilteredBCConfig, "pikl": RLPiklConfig}
-# Parts of a batch that a learner does not make; losses that need them are dropped.
-LACKS = {"filtered_bc": ("advantages", "returns", "samples"), "pikl": ("advantages",)}
 AS_GIVEN = ("name", "seed", "tracker", "device", "threads", "shard", "deterministic", "progress")  # of a run
 CRITICS = ("private", "privileged")
 # No part of a run's identity: what is for speed or memory alone, and what came later, where it is off (`switched_on`).
@@ -293,15 +291,6 @@ def zero_weights(settings: dict[str, Any]) -> list[str]:
                 term["weight"] = 0.0
                 measured.append(f"{group}.{name}")
     return measured
-
-
-def losses_of(settings: Mapping[str, Any]) -> dict[str, Loss]:
-    """Builds the losses that this learner can take."""
-    losses = with_parts(terms(settings["loss"], "loss"))
-    lacks = LACKS.get(settings["algo"]["kind"], ())
-    if settings["algo"].get("advantage", "gae") != "gae":  # no critic
-        lacks = ("returns",)
-    return {name: loss for name, loss in losses.items() if not any(needs(loss, what) for what in lacks)}
 
 
 def identity(settings: Mapping[str, Any], chats: bool = False) -> dict[str, Any]:

@@ -114,6 +114,8 @@ def subjects_of(run: Path) -> list[Subject]:
     own = {name: term for name, term in settings["reward"].items() if term}
     if algo.get("kind") != "ppo" or {name: term["_target_"] for name, term in own.items()} != TERMS:
         raise UserError(f"{run}: it did not learn by algo=ppo from reward.game and reward.speaking. Select other runs.")
+    if algo.get("advantage", "gae") != "gae":
+        raise UserError(f"{run}: gradients are measured with a critic (algo.advantage=gae). Select other runs.")
     if len(learners_of(cast)) > 1 or any(role.pool for role in cast.values()) or algo.get("intents"):
         raise UserError(f"{run}: gradients are measured of one learner, without past selves or intents. Select others.")
     if settings["model"].get("lora"):

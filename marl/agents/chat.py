@@ -288,7 +288,7 @@ async def _body(response: httpx2.Response) -> bytes:
 # --- Seats ------------------------------------------------------------------------------------------------------------
 @dataclass
 class ChatAgentState:
-    """What an agent keeps of a seat: its chat so far, and the reply that is owed."""
+    """State of a seat: its chat so far, and the reply that is owed."""
 
     seed: int
     messages: list[ChatMessage]

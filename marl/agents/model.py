@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass
 class ModelAgentState:
-    """What an agent keeps of a seat: its view, its cache slot and the reply under way."""
+    """State of a seat: its view, its cache slot and the reply under way."""
 
     view: StreamWriter
     slot: int

@@ -12,7 +12,7 @@ from marl.types import Belief, Kind, Stream
 
 @dataclass
 class TextAgentState:
-    """What an agent keeps of a seat: its player, and what is recorded of it."""
+    """State of a seat: its player, and what is recorded of it."""
 
     player: Player
     role: str

@@ -30,7 +30,7 @@ _ROUTE = re.compile(r"\b([A-Z]{3})\b to \b([A-Z]{3})\b")
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a message means: its act ("" if it can't be understood), and of a support, from where to where."""
+    """The meaning of a message: its act ("" if it can't be understood), and of a support, from where to where."""
 
     act: str = ""
     place: str = ""

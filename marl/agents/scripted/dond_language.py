@@ -40,7 +40,7 @@ _TOKEN = re.compile(r"[a-z][a-z']*|\d+|[,.?!;:]")
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a message means."""
+    """The meaning of a message."""
 
     share: Triple | None  # what the speaker would get; None where no split was named
     values: tuple[int | None, int | None, int | None]  # the speaker's stated values, None for the others

@@ -137,10 +137,13 @@ def test_settings_that_change_nothing_are_refused(overrides: list[str], said: st
 
 
 @cases("""
-algo.advantage=rloo algo.group=8 loss.value.weight=0.9 | loss.value.weight=0.9: algo.advantage=rloo has no critic
-ablation=rae loss.value={weight:0} arm=mine | loss.value.weight=0: algo.advantage=rae has no critic
+algo.advantage=rloo algo.group=8 loss.value.weight=0.9 | loss.value.weight=0.9: algo.advantage=rloo, which has no
+ablation=rae loss.value={weight:0} arm=mine | loss.value.weight=0: algo.advantage=rae, which has no critic
+algo=filtered_bc loss.value.weight=0.9 | loss.value.weight=0.9: algo=filtered_bc does not take loss.value. Leave it out
+algo=filtered_bc loss.policy.weight=0.7 | loss.policy.weight=0.7: algo=filtered_bc does not take loss.policy
+algo=pikl loss.policy.clip_coef=0.1 | loss.policy.clip_coef=0.1: algo=pikl does not take loss.policy. Leave it out, or
 """)
-def test_values_of_the_critics_loss_without_a_critic_are_refused(overrides: list[str], said: str) -> None:
+def test_values_of_losses_that_the_learner_does_not_take_are_refused(overrides: list[str], said: str) -> None:
     with pytest.raises(UserError, match=f"^{re.escape(said)}"):
         plan("train", *overrides)
 
@@ -149,8 +152,11 @@ def test_values_of_the_critics_loss_without_a_critic_are_refused(overrides: list
 -m ablation=full,rae loss.value.weight=0.5 | by default
 -m experiment=among_us_quickstart ablation=full,rloo,grpo,rae | by its files
 loss.value.weight=0.9 | with a critic
+algo=pikl loss.value.weight=0.9 | with a critic
+algo=filtered_bc loss.entropy.weight=1 | taken with a weight
+algo=filtered_bc ~loss.policy | gone
 """)
-def test_values_of_the_critics_loss_are_taken(overrides: list[str], said: str) -> None:
+def test_values_of_losses_that_the_learner_takes_are_taken(overrides: list[str], said: str) -> None:
     assert plan("train", *overrides), said
 
 

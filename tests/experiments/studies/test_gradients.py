@@ -46,8 +46,8 @@ def test_every_policy_has_each_ratio_with_its_interval(finished: Path, tmp_path:
 
 
 def test_the_gradient_is_that_of_the_messages_advantages(finished: Path) -> None:
-    """Of the speaking reward alone: -sum of log-probabilities of heard messages' tokens times the standardised reward,
-    over all tokens of replies."""
+    """The speaking reward alone gives -sum of log-probabilities of heard messages' tokens times the standardised
+    reward, over all tokens of replies."""
     subject = subjects_of(finished)[1]
     algo, rewards = algo_of(subject.settings), rewards_of(subject.settings, "before", 1)
     policy = subject.stage.load(torch.device("cpu"))
