@@ -75,8 +75,14 @@ def accepted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], bool]:
     [page if page == FIRST[0] else pytest.param(page, marks=pytest.mark.slow) for page in PAGES],
     ids=lambda page: str(page.relative_to(ROOT)),
 )
-def test_every_command_of_a_page_is_one(page: Path, accepted: Callable[[str], bool]) -> None:
-    for command in commands(page.read_text()):
+def test_every_command_of_a_page_is_one(
+    page: Path, accepted: Callable[[str], bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = page.read_text()
+    for name, module in re.findall(r'```python title="(\w+\.py)"\n(.*?)```', text, re.S):  # which commands may name
+        (tmp_path / name).write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    for command in commands(text):
         assert accepted(command), command
 
 
@@ -90,6 +96,7 @@ def test_every_listed_setting_is_one(accepted: Callable[[str], bool]) -> None:
         setting = f"env=dond {setting}" if "negotiator" in setting and "env=" not in setting else setting
         parts = set(re.findall(r"(?:^|\s)~?(\w+)", setting))
         parts |= {"env"} if parts & {"experiment", "sweep"} else set()  # which choose a game
+        parts |= {"algo"} if "loss" in parts else set()  # which says what losses there are
         room = next((line for line in together if not parts & line.keys()), None)
         if room is None:
             together.append(room := {})
