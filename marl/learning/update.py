@@ -145,11 +145,11 @@ class LossGroup:
 
 def loss_groups(batch: TokenBatch, losses: Mapping[str, Loss], rename: Renaming | None) -> list[LossGroup]:
     """Groups the losses by the rows they read: as they are, or renamed, up to each row's last question."""
-    renamed = {name: loss for name, loss in losses.items() if loss.reads == "renamed"}
+    renamed = {name: loss for name, loss in losses.items() if loss.reads == "renamed" and rename is not None}
     plain = {name: loss for name, loss in losses.items() if name not in renamed}
     found = [LossGroup(plain, batch, batch.lengths)] if plain else []
-    if renamed:
-        other = rename(batch) if rename is not None else batch
+    if renamed and rename is not None:
+        other = rename(batch)
         found.append(LossGroup(renamed, other, last_questions(other)))
     return found
 

@@ -12,6 +12,7 @@ from marl.learning.batch import collate, rows_of
 from marl.learning.config import UpdateConfig
 from marl.learning.renaming import Renaming, renaming
 from marl.learning.update import update
+from marl.losses.entropy import EntropyLoss
 from marl.losses.listening import ListeningLoss
 from marl.model.policy import Policy, tiny_lm
 from marl.model.tokens import Tokens, train_tokenizer
@@ -102,6 +103,28 @@ def test_the_listening_loss_learns_from_the_renamed_row(tokens: Tokens, batch: T
     torch.testing.assert_close(renamed[1], by_hand[1], atol=1e-6, rtol=1e-5)
     assert not torch.allclose(renamed[1], as_it_is[1], atol=1e-4)
     assert ListeningLoss(0.0, renamed=True).reads == "beliefs"
+
+
+def test_rows_that_are_not_renamed_are_read_once(
+    tokens: Tokens, batch: TokenBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where names cannot be swapped, listening shares the pass of the other losses, and learns the same."""
+    start = Policy(tiny_lm(tokens.size, hidden_size=16, layers=1, heads=2, intermediate_size=32, context=512), tokens)
+    row, whole, read = batch.select(batch.row[:1]), Policy.hidden, []
+
+    def hidden(self: Policy, *args: torch.Tensor) -> torch.Tensor:
+        read.append(args[0].shape)
+        return whole(self, *args)
+
+    monkeypatch.setattr(Policy, "hidden", hidden)
+
+    def step(renamed: bool) -> dict[str, float]:
+        losses = {"entropy": EntropyLoss(0.1), "listening": ListeningLoss(renamed=renamed)}
+        policy = copy.deepcopy(start)
+        sgd = torch.optim.SGD(policy.parameters(), lr=1.0)
+        return update(policy, None, row, losses, sgd, UpdateConfig(minibatches=1), torch.Generator())
+
+    assert step(True) == step(False) and len(read) == 2
 
 
 def test_words_must_be_single_tokens(tokens: Tokens) -> None:
