@@ -32,6 +32,7 @@ from hydra.core.utils import run_job
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import HydraContext
+from joblib import effective_n_jobs
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -157,6 +158,7 @@ class Job:
     task: Task
     swept: Sequence[str] | None  # settings that differ between a sweep's jobs; None for one run
     command: int  # process of the command
+    at_once: int  # jobs that run side by side on this machine
     said: list[str] = field(default_factory=list)  # errors of this process's jobs
 
     def __call__(self, cfg: DictConfig) -> Any:
@@ -166,6 +168,7 @@ class Job:
         side_by_side = os.getpid() != self.command and "submitit_folder" not in hydra.launcher
         if side_by_side:
             end_with(self.command)
+            os.environ["JOBS_AT_ONCE"] = str(self.at_once)  # so that memory is shared out (marl/decoding/memory.py)
         elif sweep:
             say(f"#{hydra.job.num}: {name}")
         with labelled(name if side_by_side else ""), warnings.catch_warnings():
@@ -193,10 +196,16 @@ def end_with(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def at_once(plan: Plan) -> int:
+    """Returns how many jobs joblib runs side by side; 1 with other launchers."""
+    workers = plan.config.hydra.launcher.get("n_jobs")
+    return min(effective_n_jobs(workers), len(plan.jobs)) if workers and plan.jobs else 1
+
+
 def launch(task: Task, plan: Plan) -> list[Any]:
     """Runs all jobs. Returns what each task returned, or `Failed`. Ends the process where not all jobs ended."""
     context = HydraContext(GlobalHydra.instance().config_loader(), callbacks=cast(Any, Callback()))
-    job = Job(task, plan.swept if plan.jobs else None, os.getpid())
+    job = Job(task, plan.swept if plan.jobs else None, os.getpid(), at_once(plan))
     if not plan.jobs:
         return [run_job(job, plan.config, "hydra.run.dir", None, context).return_value]
     launcher = Plugins.instance().instantiate_launcher(context, job, plan.config)

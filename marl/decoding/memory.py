@@ -164,26 +164,34 @@ def readable(size: int) -> str:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that this process can still take on the device; of main memory, its share among torchrun's processes."""
+    """Bytes that this process can still take on the device: of main memory, its share among torchrun's processes.
+
+    Jobs of a sweep that run side by side each take at most their part of the whole, since all may start at once.
+    """
+    jobs = int(os.environ.get("JOBS_AT_ONCE", "1"))  # set by experiments/launch/command.py
     if device.type == "cuda":
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, for reuse
-        return torch.cuda.mem_get_info(device)[0] + kept
-    return max(min([system_memory(), *cgroup_memory()]), 0) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        free, whole = torch.cuda.mem_get_info(device)
+        return min(free + kept, whole // -(-jobs // torch.cuda.device_count()))
+    limits = [system_memory(), *cgroup_memory()]
+    free, whole = min(left for _, left in limits), min(size for size, _ in limits)
+    return max(min(free, whole // jobs), 0) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def system_memory() -> int:
-    """Bytes of main memory that are available; all memory where the system does not say."""
+def system_memory() -> tuple[int, int]:
+    """Bytes of main memory, and of them available; all where the system does not say."""
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+                return whole, int(line.split()[1]) * 1024
+    return whole, whole
 
 
-def cgroup_memory(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> list[int]:
-    """Bytes left below each memory limit of this process's control groups (cgroups version 1 or 2)."""
-    left = []
+def cgroup_memory(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> list[tuple[int, int]]:
+    """Each memory limit of this process's control groups (cgroups version 1 or 2), and the bytes left below it."""
+    found = []
     for line in own.read_text().splitlines() if own.exists() else ():
         _, controllers, path = line.split(":", 2)
         if not controllers:
@@ -200,5 +208,5 @@ def cgroup_memory(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys
                 if most != "max":
                     stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
                     used = int((folder / usage).read_text()) - int(stat[cached])  # cached files make room
-                    left.append(int(most) - used)
-    return left
+                    found.append((int(most), int(most) - used))
+    return found

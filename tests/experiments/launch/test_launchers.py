@@ -38,7 +38,7 @@ def main(cfg):
         raise RuntimeError("boom")
     else:
         raise UserError("seed 2 is unlucky:\\n   choose another one.")
-    print("process", os.getpid(), "threads", os.environ.get("OMP_NUM_THREADS", ""))
+    print("process", os.getpid(), "threads", os.environ.get("OMP_NUM_THREADS", ""), os.environ.get("JOBS_AT_ONCE", ""))
     bar = Bar()
     bar.stage("a stage", 2)
     bar.advance()
@@ -102,8 +102,8 @@ def test_two_jobs_run_at_the_same_time_and_failed_ones_are_named(toy: Path) -> N
     for job in ("ablation=none seed=1", "ablation=full seed=1"):
         own = [line.removeprefix(f"{job} | ") for line in out if line.startswith(f"{job} | ")]
         assert own[1:] == ["two", "lines"], own
-        _, process, _, threads = own[0].split()
-        assert process != str(os.getpid()) and int(threads) == max(joblib.cpu_count() // 2, 1)
+        _, process, _, threads, at_once = own[0].split()
+        assert process != str(os.getpid()) and int(threads) == max(joblib.cpu_count() // 2, 1) and at_once == "2"
         assert f"{job} | to the other stream" in err
     assert all(" seed=1 | " in line for line in out) and "a stage" not in done.stdout + done.stderr
     none, full = (f"ablation={arm} seed=2 | " for arm in ("none", "full"))

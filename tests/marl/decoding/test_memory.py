@@ -248,9 +248,9 @@ def test_limits_of_control_groups_are_read_up_to_the_top(tmp_path: Path) -> None
     group(root / "user/job", 2, "max", 700, 0)
     assert cgroup_memory(own, root) == []
     group(root / "user", 2, "1000", 700, 200)
-    assert cgroup_memory(own, root) == [500]
+    assert cgroup_memory(own, root) == [(1000, 500)]
     group(root / "user/job", 2, "600", 700, 0)
-    assert cgroup_memory(own, root) == [-100, 500]
+    assert cgroup_memory(own, root) == [(600, -100), (1000, 500)]
 
 
 def test_version_1_has_a_tree_of_its_own_and_a_container_sees_its_limit_at_the_top(tmp_path: Path) -> None:
@@ -258,16 +258,32 @@ def test_version_1_has_a_tree_of_its_own_and_a_container_sees_its_limit_at_the_t
     own.write_text("5:cpu,cpuacct:/job\n4:memory:/docker/0123\n0::/\n")
     group(root / "memory", 1, "1000", 300, 100)
     group(tmp_path, 1, "10", 0, 0)  # outside
-    assert cgroup_memory(own, root) == [800]
+    assert cgroup_memory(own, root) == [(1000, 800)]
 
 
 def test_the_tightest_limit_counts_and_processes_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "system_memory", lambda: 900)
-    for limits, left in (([], 900), ([1000], 900), ([500, 800], 500), ([-5], 0)):
+    monkeypatch.setattr(memory, "system_memory", lambda: (1200, 900))
+    for limits, left in (([], 900), ([(2000, 1000)], 900), ([(2000, 500), (800, 800)], 500), ([(10, -5)], 0)):
         monkeypatch.setattr(memory, "cgroup_memory", lambda limits=limits: limits)
         assert free_memory(CPU) == left
     monkeypatch.setattr(memory, "cgroup_memory", list)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert free_memory(CPU) == 225
     monkeypatch.undo()
-    assert free_memory(CPU) > MIB and system_memory() > MIB
+    assert free_memory(CPU) > MIB and system_memory()[0] > system_memory()[1] > MIB
+
+
+def test_jobs_side_by_side_take_at_most_their_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that start together see the same free memory, and one that starts beside another what that has left."""
+    monkeypatch.setenv("JOBS_AT_ONCE", "3")
+    monkeypatch.setattr(memory, "cgroup_memory", lambda: [(900, 890)])
+    for free, left in ((1000, 300), (310, 300), (200, 200)):
+        monkeypatch.setattr(memory, "system_memory", lambda free=free: (1200, free))
+        assert free_memory(CPU) == left
+    card = torch.device("cuda")
+    for gpus, left in ((1, 300), (2, 450), (3, 850), (8, 850)):  # on two cards, two of three jobs share one
+        for name, found in {
+            "mem_get_info": (800, 900), "memory_reserved": 60, "memory_allocated": 10, "device_count": gpus,
+        }.items():  # fmt: skip
+            monkeypatch.setattr(torch.cuda, name, lambda *_, found=found: found)
+        assert free_memory(card) == left
