@@ -168,7 +168,7 @@ class Job:
         side_by_side = os.getpid() != self.command and "submitit_folder" not in hydra.launcher
         if side_by_side:
             end_with(self.command)
-            os.environ["JOBS_AT_ONCE"] = str(self.at_once)  # so that memory is shared out (marl/decoding/memory.py)
+            os.environ["JOBS_AT_ONCE"] = str(self.at_once)  # so that they share out memory
         elif sweep:
             say(f"#{hydra.job.num}: {name}")
         with labelled(name if side_by_side else ""), warnings.catch_warnings():

@@ -19,7 +19,10 @@ THREADS = torch.get_num_threads()  # of a process that sets none
 
 
 def pick_device(name: str) -> torch.device:
-    """Returns the device that this process computes on, and makes a GPU the current one. Sets `FEW_KERNELS`."""
+    """Returns the device that this process computes on, and makes a GPU the current one.
+
+    Sets `FEW_KERNELS`, and how many jobs of a sweep share the device.
+    """
     for variable, count in FEW_KERNELS.items():
         os.environ.setdefault(variable, count)
     rank = os.environ.get("LOCAL_RANK")  # set by torchrun
@@ -29,6 +32,9 @@ def pick_device(name: str) -> torch.device:
     if worker := re.fullmatch(r"LokyProcess-(\d+)", multiprocessing.current_process().name):
         job = int(worker[1]) - 1
     device = device_of(name, torch.cuda.device_count(), job, None if rank is None else int(rank))
+    jobs = int(os.environ.get("JOBS_AT_ONCE", "1"))  # set by experiments/launch/command.py
+    taken_in_turn = torch.cuda.device_count() if device.type == "cuda" and ":" not in name else 1
+    os.environ["JOBS_PER_DEVICE"] = str(-(-jobs // taken_in_turn))  # so that memory is shared out
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device

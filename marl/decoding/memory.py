@@ -166,13 +166,14 @@ def readable(size: int) -> str:
 def free_memory(device: torch.device) -> int:
     """Bytes that this process can still take on the device: of main memory, its share among torchrun's processes.
 
-    Jobs of a sweep that run side by side each take at most their part of the whole, since all may start at once.
+    Jobs of a sweep that share the device each take at most their part of the whole, since all may start at once. What
+    other programs hold is not shared out.
     """
-    jobs = int(os.environ.get("JOBS_AT_ONCE", "1"))  # set by experiments/launch/command.py
+    jobs = int(os.environ.get("JOBS_PER_DEVICE", "1"))  # set by experiments/setup/devices.py
     if device.type == "cuda":
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, for reuse
         free, whole = torch.cuda.mem_get_info(device)
-        return min(free + kept, whole // -(-jobs // torch.cuda.device_count()))
+        return min(free + kept, whole // jobs)
     limits = [system_memory(), *cgroup_memory()]
     free, whole = min(left for _, left in limits), min(size for size, _ in limits)
     return max(min(free, whole // jobs), 0) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

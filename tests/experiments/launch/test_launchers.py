@@ -11,7 +11,10 @@ from pathlib import Path
 
 import joblib
 import pytest
+from omegaconf import OmegaConf
 
+from experiments.launch.command import at_once
+from experiments.launch.overrides import Plan
 from experiments.launch.terminal import Bar, Labelled, labelled
 from experiments.setup.spec import run_spec
 from tests.composing import configure, run_folder
@@ -111,6 +114,12 @@ def test_two_jobs_run_at_the_same_time_and_failed_ones_are_named(toy: Path) -> N
     assert f"{full}ablation=full seed=2: Traceback (most recent call last):" in err
     assert f"{full}RuntimeError: boom" in err
     assert err[-1] == "Failed jobs: 2 (ablation=none seed=2; ablation=full seed=2)."
+
+
+@pytest.mark.parametrize(("workers", "jobs", "expected"), [(-1, 1, 1), (4, 2, 2), (1, 3, 1), (None, 3, 1), (2, 0, 1)])
+def test_no_more_jobs_run_at_once_than_there_are(workers: int | None, jobs: int, expected: int) -> None:
+    config = OmegaConf.create({"hydra": {"launcher": {} if workers is None else {"n_jobs": workers}}})
+    assert at_once(Plan(config, [["seed=0"]] * jobs, [])) == expected
 
 
 def test_a_job_whose_process_is_killed_ends_the_sweep_in_one_sentence(toy: Path) -> None:

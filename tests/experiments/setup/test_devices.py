@@ -72,6 +72,17 @@ def test_a_jobs_number_says_which_gpu_is_its_own(monkeypatch: pytest.MonkeyPatch
     assert [device.index for device in current] == [0, 2, 2, 1, 0, 3]
 
 
+@pytest.mark.parametrize(("name", "sharing"), [("auto", "2"), ("cuda:1", "3"), ("cpu", "3")])
+def test_jobs_side_by_side_share_devices(name: str, sharing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three jobs on two GPUs: two of them share one, unless the setting puts all on one."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setenv("JOBS_AT_ONCE", "3")
+    monkeypatch.setenv("JOBS_PER_DEVICE", "")
+    pick_device(name)
+    assert os.environ["JOBS_PER_DEVICE"] == sharing
+
+
 @pytest.mark.parametrize("able", [False, True])
 def test_bfloat16_is_refused_where_a_gpu_has_none(able: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: able or including_emulation)

@@ -270,20 +270,19 @@ def test_the_tightest_limit_counts_and_processes_share_it(monkeypatch: pytest.Mo
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert free_memory(CPU) == 225
     monkeypatch.undo()
-    assert free_memory(CPU) > MIB and system_memory()[0] > system_memory()[1] > MIB
+    assert free_memory(CPU) > MIB and system_memory()[0] >= system_memory()[1] > MIB
 
 
 def test_jobs_side_by_side_take_at_most_their_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two that start together see the same free memory, and one that starts beside another what that has left."""
-    monkeypatch.setenv("JOBS_AT_ONCE", "3")
+    monkeypatch.setenv("JOBS_PER_DEVICE", "3")
     monkeypatch.setattr(memory, "cgroup_memory", lambda: [(900, 890)])
     for free, left in ((1000, 300), (310, 300), (200, 200)):
         monkeypatch.setattr(memory, "system_memory", lambda free=free: (1200, free))
         assert free_memory(CPU) == left
-    card = torch.device("cuda")
-    for gpus, left in ((1, 300), (2, 450), (3, 850), (8, 850)):  # on two cards, two of three jobs share one
-        for name, found in {
-            "mem_get_info": (800, 900), "memory_reserved": 60, "memory_allocated": 10, "device_count": gpus,
-        }.items():  # fmt: skip
-            monkeypatch.setattr(torch.cuda, name, lambda *_, found=found: found)
-        assert free_memory(card) == left
+    on_card = {"mem_get_info": (800, 900), "memory_reserved": 60, "memory_allocated": 10}
+    for name, found in on_card.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, found=found: found)
+    for jobs, left in (("1", 850), ("2", 450), ("3", 300)):
+        monkeypatch.setenv("JOBS_PER_DEVICE", jobs)
+        assert free_memory(torch.device("cuda")) == left

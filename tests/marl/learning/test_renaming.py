@@ -118,13 +118,16 @@ def test_rows_that_are_not_renamed_are_read_once(
 
     monkeypatch.setattr(Policy, "hidden", hidden)
 
-    def step(renamed: bool) -> dict[str, float]:
+    def step(renamed: bool) -> tuple[dict[str, float], torch.Tensor]:
         losses = {"entropy": EntropyLoss(0.1), "listening": ListeningLoss(renamed=renamed)}
         policy = copy.deepcopy(start)
         sgd = torch.optim.SGD(policy.parameters(), lr=1.0)
-        return update(policy, None, row, losses, sgd, UpdateConfig(minibatches=1), torch.Generator())
+        found = update(policy, None, row, losses, sgd, UpdateConfig(minibatches=1), torch.Generator())
+        return found, policy.lm.get_input_embeddings().weight.detach()
 
-    assert step(True) == step(False) and len(read) == 2
+    (found, weights), (same, as_plain) = step(True), step(False)
+    assert found == same and found["loss/listening"] > 0 and torch.equal(weights, as_plain)
+    assert not torch.equal(weights, start.lm.get_input_embeddings().weight) and len(read) == 2
 
 
 def test_words_must_be_single_tokens(tokens: Tokens) -> None:
