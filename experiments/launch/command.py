@@ -32,7 +32,6 @@ from hydra.core.utils import run_job
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import HydraContext
-from joblib import effective_n_jobs
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -199,7 +198,11 @@ def end_with(parent: int) -> None:
 def at_once(plan: Plan) -> int:
     """Returns how many jobs joblib runs side by side; 1 with other launchers."""
     workers = plan.config.hydra.launcher.get("n_jobs")
-    return min(effective_n_jobs(workers), len(plan.jobs)) if workers and plan.jobs else 1
+    if not (workers and plan.jobs):
+        return 1
+    from joblib import effective_n_jobs  # takes as long as all else here; few commands are sweeps
+
+    return min(effective_n_jobs(workers), len(plan.jobs))
 
 
 def launch(task: Task, plan: Plan) -> list[Any]:

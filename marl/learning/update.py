@@ -145,10 +145,12 @@ class LossGroup:
 
 def loss_groups(batch: TokenBatch, losses: Mapping[str, Loss], rename: Renaming | None) -> list[LossGroup]:
     """Groups the losses by the rows they read: as they are, or renamed, up to each row's last question."""
-    renamed = {name: loss for name, loss in losses.items() if loss.reads == "renamed" and rename is not None}
+    if rename is None:
+        return [LossGroup(losses, batch, batch.lengths)]
+    renamed = {name: loss for name, loss in losses.items() if loss.reads == "renamed"}
     plain = {name: loss for name, loss in losses.items() if name not in renamed}
     found = [LossGroup(plain, batch, batch.lengths)] if plain else []
-    if renamed and rename is not None:
+    if renamed:
         other = rename(batch)
         found.append(LossGroup(renamed, other, last_questions(other)))
     return found
