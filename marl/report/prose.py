@@ -124,9 +124,12 @@ def among_us_sentences(config: Mapping[str, Any]) -> list[str]:
     env = {**config["env"], **((config.get("eval") or {}).get("env") or {})}
     imposters = "one is an imposter" if env["imposters"] == 1 else f"{env['imposters']} are imposters"
     shaping = f" Deeds earn {env['shaping']:g} beside the win." if env.get("shaping") else ""
+    layouts = env.get("layouts") or [(env["width"], env["height"])]  # each episode draws one
+    rooms = " or ".join(f"{width} by {height}" for width, height in layouts)
+    tasks = " to ".join(map(str, env.get("tasks_range") or [env["tasks"]]))
     return [
-        f"Grid Among Us, {env['width']} by {env['height']} rooms, {env['players']} players of whom {imposters}. "
-        f"Crewmates win when nobody left is an imposter or all of their {env['tasks']} tasks each are done; imposters "
+        f"Grid Among Us, {rooms} rooms, {env['players']} players of whom {imposters}. "
+        f"Crewmates win when nobody left is an imposter or all of their {tasks} tasks each are done; imposters "
         f"win when they are as many. A body that is found is talked over, and all vote.{shaping}"
     ]
 

@@ -25,7 +25,7 @@ from marl.report.figures import ablation_figure, arm_colours, mean_entries, save
 from marl.report.games import speakers
 from marl.report.html import TEMPLATES
 from marl.report.page import build_report, read_run
-from marl.report.prose import findings, mixed, what_was_run, what_was_seen, who_plays
+from marl.report.prose import among_us_sentences, findings, mixed, what_was_run, what_was_seen, who_plays
 from marl.report.runs import arm_runs, base_names, mean_curve, measured_in
 from marl.report.tables import columns_of
 from marl.report.transcripts import write_episodes
@@ -365,6 +365,24 @@ def test_past_selves_do_not_play_in_what_is_reported() -> None:
         "cast": {"imposter": {"player": "rival", "partner": "base", "partners": 0.5, "pool": 8}},
     }
     assert who_plays(config)[-1] == "Who plays: imposters are rival."
+
+
+@pytest.mark.parametrize(
+    ("drawn", "said"),
+    [
+        ({}, "2 by 2 rooms, 5 players of whom one is an imposter. .* all of their 4 tasks each"),
+        ({"layouts": [], "tasks_range": None}, "2 by 2 rooms, .* all of their 4 tasks each"),
+        ({"layouts": [[2, 1]]}, "Grid Among Us, 2 by 1 rooms, "),
+        (
+            {"layouts": [[2, 1], [3, 2]], "tasks_range": [1, 3]},
+            "Us, 2 by 1 or 3 by 2 rooms, .* their 1 to 3 tasks each",
+        ),
+    ],
+)
+def test_rooms_and_tasks_that_are_drawn_are_those_that_are_told(drawn: dict[str, Any], said: str) -> None:
+    env = {"imposters": 1, "width": 2, "height": 2, "players": 5, "tasks": 4, **drawn}
+    (sentence,) = among_us_sentences({"env": env})
+    assert re.search(said, sentence), sentence
 
 
 def test_the_page_of_among_us(tmp_path: Path) -> None:
