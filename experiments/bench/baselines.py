@@ -104,7 +104,7 @@ class GenerateAgent:
 
     def _free(self, state: GenerateAgentState) -> int:
         """Most tokens of a reply for which there is room."""
-        return self.context - len(state.view.stream) - len(self.tokens.format.after_reply)
+        return self.context - len(state.view.stream) - state.view.tail
 
     def _batches(self, states: Sequence[GenerateAgentState]) -> list[list[GenerateAgentState]]:
         """Splits seats into groups of similar length, at most `rows` each."""

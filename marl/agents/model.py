@@ -183,7 +183,7 @@ class ModelAgent:
 
     def _free(self, state: ModelAgentState) -> int:
         """Most tokens of a reply for which it and the tokens after it fit into the slot."""
-        return self.engine.context - len(state.view.stream) - len(self.tokens.format.after_reply)
+        return self.engine.context - len(state.view.stream) - state.view.tail
 
     def _unread(self, state: ModelAgentState) -> list[int]:
         return state.view.stream.tokens[state.read :] + state.ids[-1:]

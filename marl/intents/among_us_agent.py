@@ -71,7 +71,7 @@ class VoteReader:
     ) -> Floats:  # fmt: skip
         """Returns the votes (S, N, A) behind each stream and each of N texts, which may be empty. `end`: what follows
         them; None: the injected end of the discussion."""
-        ids, _ = self.tokens.label(votes)
+        ids = self.tokens.label(votes).ids
         end, engine = ending(self.tokens) if end is None else end, self.engine
         slots = [engine.allocate() for _ in streams]
         engine.read(slots, streams)

@@ -51,7 +51,7 @@ def cast_by(meeting: Meeting, name: str) -> str:
 def vote_asked(agent: str, step: int, position: int, meeting: Meeting, name: str, tokens: Tokens) -> Belief:
     """A vote as a question that goes on from `position` of a stream; its answer is the vote really cast."""
     votes = votes_of(meeting.living)
-    ids, listing = tokens.label(votes)
+    ids, listing, _ = tokens.label(votes)
     assert not listing, f"votes must be single tokens: {votes}"
     question = Question("vote", votes, cast_by(meeting, name))
     return Belief(

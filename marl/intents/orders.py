@@ -89,4 +89,4 @@ class OrderReader:
         return [*self.tokens.framed(asks(place), self.tokens.format.heard), *self._cue]
 
     def _ids(self, tree: Tree) -> dict[str, int]:
-        return dict(zip(tree, self.tokens.label(tuple(tree))[0], strict=True))
+        return dict(zip(tree, self.tokens.label(tuple(tree)).ids, strict=True))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from itertools import chain
+from typing import NamedTuple
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -84,13 +85,22 @@ class Format:
         return frozenset(chain(first.before, first.after, heard.before, heard.after, self.cue, self.after_reply))
 
 
+class Labels(NamedTuple):
+    """One token for each option: `ids`. `listing`: the text that lists options where letters stand for them. `rests`:
+    what follows the token until the option is written out."""
+
+    ids: list[int]
+    listing: str
+    rests: list[tuple[int, ...]]
+
+
 class Tokens:
     """Text <-> ids for one tokenizer, with its way of marking turns (its chat template if it has one)."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
         self.beside = False  # whether belief questions are branches beside the stream (`branches.read_questions`)
-        self._labels: dict[tuple[str, ...], tuple[list[int], str]] = {}
+        self._labels: dict[tuple[str, ...], Labels] = {}
         self._encoded = lru_cache(maxsize=4096)(self._encode)  # questions and stock phrases come again and again
         # Calling the tokenizer takes four times as long as its backend.
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -192,29 +202,32 @@ class Tokens:
 
     # -- one token per choice ----------------------------------------------------------------------------------------
 
-    def label(self, options: Sequence[str]) -> tuple[list[int], str]:
-        """Finds one token id for each option, and the text that lists options where letters stand for them.
+    def label(self, options: Sequence[str]) -> Labels:
+        """Finds one token for each option.
 
-        Options that are single tokens (with or without a leading space) stand for themselves and are not listed. For
-        chat models, letters are preferred to options that are single tokens only after a space.
+        Options that are single tokens (with or without a leading space) stand for themselves, and letters for others.
+        For chat models options stand for themselves where their first tokens differ, and letters are preferred to
+        options that are single tokens only after a space.
         """
         key = tuple(options)
         if key not in self._labels:
             self._labels[key] = self._label(key)
         return self._labels[key]
 
-    def _label(self, options: Sequence[str]) -> tuple[list[int], str]:
+    def _label(self, options: Sequence[str]) -> Labels:
         letters = tuple(string.ascii_uppercase[: len(options)])
         listing = "".join(f"\n{letter}) {option}" for letter, option in zip(letters, options, strict=False))
         itself, by_letter = (options, ""), (letters, listing)
-        if self.format.ask_in_turn:  # chat models hardly ever put a space first
+        chat = self.format.ask_in_turn
+        if chat:  # they hardly ever put a space first, and small ones cannot tell which letter stands for what
             ways = [(itself, ""), (by_letter, ""), (itself, " "), (by_letter, " ")]
         else:
             ways = [(itself, " "), (itself, ""), (by_letter, " "), (by_letter, "")]
         for (texts, listed), prefix in ways:
             ids = [self.encode(prefix + text) for text in texts]
-            if len(texts) == len(options) and all(len(i) == 1 for i in ids) and len({i[0] for i in ids}) == len(ids):
-                return [i[0] for i in ids], listed
+            firsts = {i[0] for i in ids if len(i) == 1 or (i and chat)}
+            if len(texts) == len(options) == len(firsts):
+                return Labels([i[0] for i in ids], listed, [tuple(i[1:]) for i in ids])
         raise UserError(
             f"{len(options)} options such as {options[0]!r} cannot be one token each, nor can letters for them, in the "
             f"tokenizer {self.tokenizer.name_or_path or type(self.tokenizer).__name__}: choose another model.name"
@@ -321,6 +334,7 @@ class StreamWriter:
     asked: list[Asked] = field(default_factory=list)
     opened: int = 0  # length of the opening
     due: list[tuple[int, Question]] = field(default_factory=list)  # asked by the choice that `cue` is next called for
+    rests: dict[int, tuple[int, ...]] = field(default_factory=dict)  # what follows each token that may now be chosen
 
     def observe(self, text: str, questions: Sequence[Question], step: int) -> None:
         """Appends an observation and the belief questions that are due with it."""
@@ -346,7 +360,7 @@ class StreamWriter:
             self.stream.kinds[length:] = [Kind.QUESTION] * (len(self.stream) - length)
         else:
             letters = string.ascii_uppercase[: len(question.candidates)]
-            ids, listing = self.tokens.label(tuple(letters) if question.letters else question.candidates)
+            ids, listing, _ = self.tokens.label(tuple(letters) if question.letters else question.candidates)
             text_ids = self._heard(question.text + listing)
             if form.ask_in_turn:
                 text_ids += form.cue
@@ -366,7 +380,7 @@ class StreamWriter:
             raise UserError(f"{question.text}: asked before the player has read anything. Ask it after the opening")
         length, form = len(self.stream), self.tokens.format
         if question.letters and form.ask_in_turn and form.cue:
-            letters, _ = self.tokens.label(tuple(string.ascii_uppercase[: len(question.candidates)]))
+            letters = self.tokens.label(tuple(string.ascii_uppercase[: len(question.candidates)])).ids
             branch = (*form.cue, *self.tokens.encode(question.text))
             self.asked.append(Asked(length - 1, step, question, tuple(letters), branch))
             return
@@ -393,8 +407,10 @@ class StreamWriter:
 
     def cue(self, options: Sequence[str] = ()) -> tuple[int, ...]:
         """Appends the cue to reply; for a choice, the options' listing before it. Returns the options' token ids."""
+        self.rests = {}
         if options:
-            ids, listing = self.tokens.label(options)
+            ids, listing, rests = self.tokens.label(options)
+            self.rests = dict(zip(ids, rests, strict=True))
             if self.tokens.format.ask_in_turn:  # the turn before has ended
                 listing = listing.removeprefix("\n")
             if listing:
@@ -411,15 +427,23 @@ class StreamWriter:
         self.due = []
         return tuple(ids) if options else ()
 
+    @property
+    def tail(self) -> int:
+        """Most tokens that follow the reply which is now due."""
+        return max(map(len, self.rests.values()), default=0) + len(self.tokens.format.after_reply)
+
     def _spoke_last(self) -> bool:
         """Tells whether the stream ends with the agent's own turn: a reply, or the place of an answer."""
         turn = self.stream.kinds[-1 - len(self.tokens.format.after_reply) :]
         return any(kind is not Kind.OBSERVATION for kind in turn)
 
     def reply(self, ids: Sequence[int], kind: Kind) -> int:
-        """Appends a reply and the marks after it. Returns the position of the reply's first token."""
+        """Appends a reply, the rest of a chosen option, of which no loss learns, and the marks after it. Returns the
+        position of the reply's first token."""
         start = len(self.stream)
         self.stream.append(list(ids), kind)
+        if kind is not Kind.SPEECH:
+            self.stream.append(list(self.rests.get(ids[0], ())), Kind.QUESTION)
         after = self.tokens.format.after_reply
         if ids and ids[-1] in self.tokens.eos_ids and ids[-1] in after:
             after = after[after.index(ids[-1]) + 1 :]  # the model ended its turn itself

@@ -33,7 +33,7 @@ from marl.rollout.games import file_digests, game_module, scripts_module, withou
 from marl.storage.checkpoint import copy_folder, load_policy, make_once, model_folder, read_card, save_policy
 
 FORMAT = 2  # raise it when the same settings make another base
-HF_STREAMS = 3  # raise it when models of `transformers` read other streams
+HF_STREAMS = 4  # raise it when models of `transformers` read other streams
 
 Progress = Callable[[str, int, int], None]  # what is done, steps taken, all steps
 Report = Callable[[str], None]
@@ -162,9 +162,10 @@ def base_folder(cache: Path, made_of: Mapping[str, Any]) -> Path:
 
 
 def untouched_folder(cache: Path, model: ModelConfig, game: str) -> Path:
-    """The folder in the cache for games of an untouched model, named by its files and by how it reads questions."""
+    """The folder in the cache for games of an untouched model, named by its files and by what it reads."""
     files = {p.name: file_digest(p) for p in model_folder(model.name).iterdir() if p.is_file()}
-    return cache / f"{game}-none-{_digest(canonical({'files': files, 'questions': model.questions}))}"
+    read = {"files": files, "questions": model.questions, "streams": HF_STREAMS}
+    return cache / f"{game}-none-{_digest(canonical(read))}"
 
 
 def from_scratch(game: str, texts: Iterable[str], model: ModelConfig, seed: int) -> Policy:

@@ -289,6 +289,24 @@ def test_a_prompt_leaves_room_for_a_token_and_what_stands_after_it(name: str, po
         model(policy, context=least - 1).act([request(0, SPEAK, "books 1 2")])
 
 
+def test_a_chosen_option_is_written_out_and_has_room(policies: dict[str, Policy]) -> None:
+    """A chat model answers with the first token; the option's others follow, as tokens of which no loss learns."""
+    tokens = policies["chat"].tokens
+    asked = request(0, CHOOSE, "cut", options=("report Blue", "wait"))
+    agent = model(policies["chat"])
+    reply = serve(agent, [asked])[0]
+    assert len(reply.ids) == 1 and reply.legal == tuple(tokens.encode(text)[0] for text in asked.options)
+    stream, end = agent._states[0, "player_0"].view.stream, tokens.format.after_reply
+    assert tokens.decode(stream.tokens[reply.start :]) == reply.text + tokens.decode(end)
+    rest = len(tokens.encode(reply.text)) - 1
+    assert stream.kinds[reply.start :] == [Kind.CHOICE, *[Kind.QUESTION] * rest, *[Kind.OBSERVATION] * len(end)]
+    least = reply.start + max(len(tokens.encode(text)) for text in asked.options) + len(end)
+    roomy = model(policies["chat"], context=least)
+    assert serve(roomy, [asked])[0].text in asked.options and not roomy._states[0, "player_0"].lost
+    with pytest.raises(UserError, match=rf"a stream of {least} tokens does not fit"):
+        model(policies["chat"], context=least - 1).act([asked])
+
+
 # --- Players without a model ---
 
 

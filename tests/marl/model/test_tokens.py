@@ -38,7 +38,7 @@ def test_what_the_game_says_often_is_one_token() -> None:
         assert len(tokens.encode(" " + text)) == 1, text
     _, infos = dond_v0.parallel_env(style="compact").reset(seed=0)
     for question in infos["player_0"]["questions"]:
-        ids, listing = tokens.label(question.candidates)
+        ids, listing, _ = tokens.label(question.candidates)
         assert len(set(ids)) == 11 and listing == ""
         assert len(tokens.encode(question.text)) == 1
         assert [tokens.decode([i]) for i in ids] == [f" {n}" for n in range(11)]
@@ -103,7 +103,7 @@ def test_labels_of_a_spaced_tokenizer_have_a_space_only_where_one_is_said(scheme
     numbers = NUMBERS[:10]
     for template, space in ((None, "▁"), (ROLES, "")):
         tokens = spaced(scheme, template)
-        ids, listing = tokens.label(numbers)
+        ids, listing, _ = tokens.label(numbers)
         assert tokens.tokenizer.convert_ids_to_tokens(ids) == [space + n for n in numbers] and listing == ""
 
 
@@ -127,7 +127,7 @@ def test_a_chat_model_answers_without_a_space_before_it() -> None:
     for tokenizer in tokenizers:
         tokenizer.add_tokens([" A", " B"])
     chat, plain = map(Tokens, tokenizers)
-    for options in (NUMBERS, ["go south", "do task"], ["1", "2", "10"]):  # "10" is one token after a space alone
+    for options in (NUMBERS, ["go south", "go north"], ["1", "2", "10"]):  # "10" is one token after a space alone
         letters = "ABCDEFGHIJK"[: len(options)]
         assert [chat.decode([i]) for i in chat.label(options)[0]] == list(letters)
         assert chat.label(options)[1] == "".join(f"\n{letter}) {o}" for letter, o in zip(letters, options, strict=True))
@@ -142,7 +142,11 @@ def test_a_chat_model_answers_without_a_space_before_it() -> None:
         (small_tokens(), NUMBERS, NUMBERS, ""),
         (PLAIN, NUMBERS, NUMBERS, ""),
         (CHAT, NUMBERS[:10], NUMBERS[:10], ""),
-        (CHAT, NUMBERS[9:], ("A", "B"), "\nA) 9\nB) 10"),  # ten is two tokens
+        (PLAIN, NUMBERS[9:], NUMBERS[9:], ""),
+        (CHAT, ("1", "10"), ("A", "B"), "\nA) 1\nB) 10"),  # ten is two tokens
+        (CHAT, NUMBERS[9:], ("9", "1"), ""),
+        (CHAT, ("go to the kitchen", "wait"), ("g", "w"), ""),
+        (CHAT, ("go to the kitchen", "go on"), ("A", "B"), "\nA) go to the kitchen\nB) go on"),
         (small_tokens(), ("go to the kitchen", "wait"), ("A", "B"), "\nA) go to the kitchen\nB) wait"),
         (PLAIN, ("go to the kitchen", "wait"), ("A", "B"), "\nA) go to the kitchen\nB) wait"),
         (small_tokens(), ("5", "5"), ("A", "B"), "\nA) 5\nB) 5"),  # equal options never share a token
@@ -151,8 +155,10 @@ def test_a_chat_model_answers_without_a_space_before_it() -> None:
 def test_options_stand_for_themselves_if_they_are_single_tokens_else_letters_do(
     tokens: Tokens, options: tuple[str, ...], said: tuple[str, ...], listing: str
 ) -> None:
-    ids, listed = tokens.label(options)
+    ids, listed, rests = tokens.label(options)
     assert listed == listing and tuple(tokens.decode([i]).strip() for i in ids) == said
+    whole = [tokens.decode([i, *rest]).strip() for i, rest in zip(ids, rests, strict=True)]
+    assert whole == list(said if listing else options)
 
 
 def test_more_options_than_letters_are_refused() -> None:
