@@ -379,7 +379,7 @@ def test_questions_stand_where_they_fell_due(name: str, some: list[Episode], pol
                 assert stream.kinds[belief.position] == Kind.QUESTION
                 following = stream.kinds[belief.position + 1 : belief.position + 2]
                 asked = tokens.decode(stream.tokens[: belief.position + 1])
-                ids, listing = tokens.label(belief.question.candidates)
+                ids, listing, _ = tokens.label(belief.question.candidates)
                 assert belief.candidate_ids == tuple(ids)
                 if tokens.format.ask_in_turn:
                     assert following == [Kind.OBSERVATION]
