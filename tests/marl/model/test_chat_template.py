@@ -251,17 +251,21 @@ def test_a_chat_model_reads_its_options_in_a_turn_of_its_own(template: str) -> N
     tokens = hf_tokens(TEMPLATES[template])
     view = converse(tokens, "one", [("a", "two"), ("u", "three")])
     before = tokens.decode(view.stream.tokens)
-    legal = view.cue(["go south", "do task"])
+    legal = view.cue(["go south", "go north"])
     who = "assistant" if template == "chatml" else "model"
     assert tokens.decode(view.stream.tokens) == (
-        f"{before}<|im_start|>user\nA) go south\nB) do task<|im_end|>\n<|im_start|>{who}\n"
+        f"{before}<|im_start|>user\nA) go south\nB) go north<|im_end|>\n<|im_start|>{who}\n"
     )
     assert set(view.stream.kinds[-len(tokens.format.cue) - 10 :]) == {Kind.OBSERVATION}
     view.reply(legal[:1], Kind.CHOICE)
     assert tokens.decode(view.stream.tokens).endswith(f"{who}\nA<|im_end|>\n")
     before = tokens.decode(view.stream.tokens)
-    view.cue(["1", "2"])  # which stand for themselves
-    assert tokens.decode(view.stream.tokens) == f"{before}<|im_start|>{who}\n"
+    for options in (["1", "2"], ["go south", "do task"]):  # which stand for themselves
+        legal = view.cue(options)
+        assert tokens.decode(view.stream.tokens) == f"{before}<|im_start|>{who}\n"
+        view.reply(legal[1:], Kind.CHOICE)
+        before += f"<|im_start|>{who}\n{options[1]}<|im_end|>\n"
+        assert tokens.decode(view.stream.tokens) == before
 
 
 def test_a_reply_never_follows_the_models_own_turn_where_nothing_cues_it() -> None:
@@ -283,5 +287,5 @@ def test_a_reply_never_follows_the_models_own_turn_where_nothing_cues_it() -> No
     at = view.asked[0].position
     assert tokens.decode(view.stream.tokens[: at + 1]).endswith("how many? [/INST]")
     view.reply(tokens.tokenizer.encode(eos, add_special_tokens=False), Kind.SPEECH)  # not a word
-    view.cue(["go south", "do task"])  # whose listing is the turn between
-    assert tokens.decode(view.stream.tokens).endswith(f"[INST] four [/INST]{eos}[INST] A) go south\nB) do task [/INST]")
+    view.cue(["go south", "go north"])  # whose listing is the turn between
+    assert tokens.decode(view.stream.tokens).endswith(f"[INST] four [/INST]{eos}[INST] A) go south\nB) go north [/INST]")
