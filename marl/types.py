@@ -24,8 +24,8 @@ class Kind(IntEnum):
 
     PAD = 0
     OBSERVATION = 1  # read: prompts, what others said, corrections, the cue to reply
-    QUESTION = 2  # a belief question, whose answer is read off its last token and never appended; in the stream also
-    # what else no loss learns to write: an intent, the rest of a chosen option behind its first token
+    QUESTION = 2  # a belief question, whose answer is read off its last token and never appended; also text that no
+    # loss learns to write: an intent, the rest of a chosen option behind its first token
     CHOICE = 3  # one token, sampled out of a legal set
     SPEECH = 4  # sampled from the vocabulary
 

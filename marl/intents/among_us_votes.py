@@ -52,7 +52,7 @@ def vote_asked(agent: str, step: int, position: int, meeting: Meeting, name: str
     """A vote as a question that goes on from `position` of a stream; its answer is the vote really cast."""
     votes = votes_of(meeting.living)
     ids, listing, _ = tokens.label(votes)
-    assert not listing, f"votes must be single tokens: {votes}"
+    assert not listing, f"letters stand for votes: {votes}"
     question = Question("vote", votes, cast_by(meeting, name))
     return Belief(
         agent, VOTER, step, position, question, np.full(len(votes), 1 / len(votes)), tuple(ids), ending(tokens)

@@ -89,4 +89,6 @@ class OrderReader:
         return [*self.tokens.framed(asks(place), self.tokens.format.heard), *self._cue]
 
     def _ids(self, tree: Tree) -> dict[str, int]:
-        return dict(zip(tree, self.tokens.label(tuple(tree)).ids, strict=True))
+        ids, listing, rests = self.tokens.label(tuple(tree))
+        assert not listing and not any(rests), f"orders must be single tokens: {tuple(tree)}"
+        return dict(zip(tree, ids, strict=True))

@@ -12,8 +12,8 @@ from marl.types import Kind, TokenBatch
 class WorldModelLoss:
     """-log p(token) at every observation token but a row's first.
 
-    `after_questions`: also at tokens right after a belief question. They are predicted from the position where the
-    belief is read, so training on them biases the belief.
+    `after_questions`: also at tokens right after those of kind QUESTION. After a belief question they are predicted
+    from the position where the belief is read, so training on them biases the belief.
     """
 
     weight: float = 0.0

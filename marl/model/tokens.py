@@ -205,8 +205,8 @@ class Tokens:
     def label(self, options: Sequence[str]) -> Labels:
         """Finds one token for each option.
 
-        Options that are single tokens (with or without a leading space) stand for themselves, and letters for others.
-        For chat models options stand for themselves where their first tokens differ, and letters are preferred to
+        If every option is a single token (with or without a leading space), options stand for themselves, else letters
+        stand for all. For chat models it is enough that the options' first tokens differ, and letters are preferred to
         options that are single tokens only after a space.
         """
         key = tuple(options)
@@ -225,8 +225,8 @@ class Tokens:
             ways = [(itself, " "), (itself, ""), (by_letter, " "), (by_letter, "")]
         for (texts, listed), prefix in ways:
             ids = [self.encode(prefix + text) for text in texts]
-            firsts = {i[0] for i in ids if len(i) == 1 or (i and chat)}
-            if len(texts) == len(options) == len(firsts):
+            usable = len(texts) == len(options) and all(ids) and (chat or all(len(i) == 1 for i in ids))
+            if usable and len({i[0] for i in ids}) == len(ids):
                 return Labels([i[0] for i in ids], listed, [tuple(i[1:]) for i in ids])
         raise UserError(
             f"{len(options)} options such as {options[0]!r} cannot be one token each, nor can letters for them, in the "
@@ -334,7 +334,7 @@ class StreamWriter:
     asked: list[Asked] = field(default_factory=list)
     opened: int = 0  # length of the opening
     due: list[tuple[int, Question]] = field(default_factory=list)  # asked by the choice that `cue` is next called for
-    rests: dict[int, tuple[int, ...]] = field(default_factory=dict)  # what follows each token that may now be chosen
+    rest_of: dict[int, tuple[int, ...]] = field(default_factory=dict)  # what follows each token of a due choice
 
     def observe(self, text: str, questions: Sequence[Question], step: int) -> None:
         """Appends an observation and the belief questions that are due with it."""
@@ -358,6 +358,7 @@ class StreamWriter:
             self.stream.append(self._heard(question.text), Kind.QUESTION)
             self.cue(question.candidates)
             self.stream.kinds[length:] = [Kind.QUESTION] * (len(self.stream) - length)
+            self.rest_of = {}  # nothing is chosen
         else:
             letters = string.ascii_uppercase[: len(question.candidates)]
             ids, listing, _ = self.tokens.label(tuple(letters) if question.letters else question.candidates)
@@ -407,10 +408,10 @@ class StreamWriter:
 
     def cue(self, options: Sequence[str] = ()) -> tuple[int, ...]:
         """Appends the cue to reply; for a choice, the options' listing before it. Returns the options' token ids."""
-        self.rests = {}
+        self.rest_of = {}
         if options:
             ids, listing, rests = self.tokens.label(options)
-            self.rests = dict(zip(ids, rests, strict=True))
+            self.rest_of = dict(zip(ids, rests, strict=True))
             if self.tokens.format.ask_in_turn:  # the turn before has ended
                 listing = listing.removeprefix("\n")
             if listing:
@@ -429,8 +430,8 @@ class StreamWriter:
 
     @property
     def tail(self) -> int:
-        """Most tokens that follow the reply which is now due."""
-        return max(map(len, self.rests.values()), default=0) + len(self.tokens.format.after_reply)
+        """Most tokens that follow a reply: if a choice is due, the rest of an option; the marks after it."""
+        return max(map(len, self.rest_of.values()), default=0) + len(self.tokens.format.after_reply)
 
     def _spoke_last(self) -> bool:
         """Tells whether the stream ends with the agent's own turn: a reply, or the place of an answer."""
@@ -438,12 +439,13 @@ class StreamWriter:
         return any(kind is not Kind.OBSERVATION for kind in turn)
 
     def reply(self, ids: Sequence[int], kind: Kind) -> int:
-        """Appends a reply, the rest of a chosen option, of which no loss learns, and the marks after it. Returns the
+        """Appends a reply, the rest of a chosen option and the marks after it. No loss learns the rest. Returns the
         position of the reply's first token."""
         start = len(self.stream)
         self.stream.append(list(ids), kind)
-        if kind is not Kind.SPEECH:
-            self.stream.append(list(self.rests.get(ids[0], ())), Kind.QUESTION)
+        if ids:
+            self.stream.append(list(self.rest_of.get(ids[0], ())), Kind.QUESTION)
+        self.rest_of = {}
         after = self.tokens.format.after_reply
         if ids and ids[-1] in self.tokens.eos_ids and ids[-1] in after:
             after = after[after.index(ids[-1]) + 1 :]  # the model ended its turn itself

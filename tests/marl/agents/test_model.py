@@ -298,6 +298,7 @@ def test_a_chosen_option_is_written_out_and_has_room(policies: dict[str, Policy]
     assert len(reply.ids) == 1 and reply.legal == tuple(tokens.encode(text)[0] for text in asked.options)
     stream, end = agent._states[0, "player_0"].view.stream, tokens.format.after_reply
     assert tokens.decode(stream.tokens[reply.start :]) == reply.text + tokens.decode(end)
+    assert agent._states[0, "player_0"].view.tail == len(end)  # the choice is made, and nothing more follows it
     rest = len(tokens.encode(reply.text)) - 1
     assert stream.kinds[reply.start :] == [Kind.CHOICE, *[Kind.QUESTION] * rest, *[Kind.OBSERVATION] * len(end)]
     least = reply.start + max(len(tokens.encode(text)) for text in asked.options) + len(end)

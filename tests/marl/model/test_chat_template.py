@@ -288,4 +288,6 @@ def test_a_reply_never_follows_the_models_own_turn_where_nothing_cues_it() -> No
     assert tokens.decode(view.stream.tokens[: at + 1]).endswith("how many? [/INST]")
     view.reply(tokens.tokenizer.encode(eos, add_special_tokens=False), Kind.SPEECH)  # not a word
     view.cue(["go south", "go north"])  # whose listing is the turn between
-    assert tokens.decode(view.stream.tokens).endswith(f"[INST] four [/INST]{eos}[INST] A) go south\nB) go north [/INST]")
+    assert tokens.decode(view.stream.tokens).endswith(
+        f"[INST] four [/INST]{eos}[INST] A) go south\nB) go north [/INST]"
+    )

@@ -152,7 +152,7 @@ def test_a_chat_model_answers_without_a_space_before_it() -> None:
         (small_tokens(), ("5", "5"), ("A", "B"), "\nA) 5\nB) 5"),  # equal options never share a token
     ],
 )
-def test_options_stand_for_themselves_if_they_are_single_tokens_else_letters_do(
+def test_options_stand_for_themselves_if_single_or_first_tokens_tell_them_apart_else_letters_do(
     tokens: Tokens, options: tuple[str, ...], said: tuple[str, ...], listing: str
 ) -> None:
     ids, listed, rests = tokens.label(options)
