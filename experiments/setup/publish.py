@@ -58,6 +58,7 @@ DRAWN = {
     "among_us": ("game/win_rate/crewmates",),
     "diplomacy": ("game/score", "press/said", "press/heard"),
 }
+OF_MODELS = ("vote/imposter",)  # drawn as well where models are side by side: of few games there are many votes
 RATIOS = ("game/win_rate/crewmates",)  # metrics whose ratios between arms are also shown
 
 
@@ -343,4 +344,5 @@ def draw_models(table: Path, out: Path) -> None:
         of = [row["model"] for row in csv_rows(table)]
         rows = [replace(row, arm=f"{row.arm}, {model}") for model, row in zip(of, read_table(table), strict=True)]
         _, drawn = drawn_of(rows)
+        drawn += [name for name in OF_MODELS if name in {row.metric for row in rows}]
         ablation_figure(rows, drawn, out / table.name.replace("table", "figure", 1).replace(".csv", ".svg"))
